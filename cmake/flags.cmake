@@ -1,0 +1,20 @@
+# Flags of every target. Sums must not depend on what the compiler likes to contract, so fused
+# multiply-add is written where it is meant, never guessed.
+add_library(mlxtape_flags INTERFACE)
+target_compile_options(mlxtape_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-ffp-contract=off>)
+if(MLXTAPE_WERROR)
+  target_compile_options(mlxtape_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+endif()
+# The floor of what the library runs on; the kernels choose better instructions at run time.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  target_compile_options(mlxtape_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-march=x86-64-v2>)
+endif()
+if(MLXTAPE_SANITIZE)
+  string(REPLACE ";" "," sanitizers "${MLXTAPE_SANITIZE}")
+  target_compile_options(mlxtape_flags INTERFACE -fsanitize=${sanitizers} -fno-sanitize-recover=all
+                                                 -fno-omit-frame-pointer -g1)
+  target_link_options(mlxtape_flags INTERFACE -fsanitize=${sanitizers})
+else()
+  # A program then needs libc alone and starts on machines with other system libraries.
+  target_link_options(mlxtape_flags INTERFACE -static-libstdc++ -static-libgcc)
+endif()

@@ -1,0 +1,9 @@
+# Who may include whom. A layer may include itself and what is listed; nothing else.
+# The order is the reading order of the code, bottom up.
+set(MLXTAPE_LAYERS base core backends ops cli)
+set(base_MAY "")
+set(core_MAY base)
+set(backends_MAY base core)
+set(ops_MAY base core)                  # host files of an op
+set(ops_kernel_MAY base core backends)  # *.cpu.cpp, *.cu, *.metal
+set(cli_MAY base core backends ops)

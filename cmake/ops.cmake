@@ -1,0 +1,45 @@
+# One line in src/ops/ops.list is the whole registration of an op. From it come the op's sources,
+# register_all.cpp and the op's tests.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS src/ops/ops.list)
+file(STRINGS src/ops/ops.list MLXTAPE_OPS REGEX "^[a-z]")
+set(MLXTAPE_BACKENDS cpu)
+
+set(op_sources "")
+set(op_tests "")
+set(declarations "")
+set(calls "")
+foreach(op IN LISTS MLXTAPE_OPS)
+  set(folder ${CMAKE_SOURCE_DIR}/src/ops/${op})
+  list(APPEND op_sources ${folder}/${op}.cpp ${folder}/${op}.cpu.cpp)
+  list(APPEND op_tests ${folder}/${op}_test.cpp)
+  foreach(backend IN LISTS MLXTAPE_BACKENDS)
+    string(APPEND declarations "void register_${op}_${backend}(KernelRegistry& registry);\n")
+    string(APPEND calls "  ops::register_${op}_${backend}(registry);\n")
+  endforeach()
+endforeach()
+set(device_declarations "")
+set(device_calls "")
+set(memory_calls "")
+foreach(backend IN LISTS MLXTAPE_BACKENDS)
+  string(APPEND device_declarations
+         "namespace ${backend} {\nvoid register_${backend}_devices(std::vector<Device*>& devices);\n"
+         "void register_memory_kernels(KernelRegistry& registry);\n}\n")
+  string(APPEND device_calls "  ${backend}::register_${backend}_devices(devices);\n")
+  string(APPEND memory_calls "  ${backend}::register_memory_kernels(registry);\n")
+endforeach()
+set(MLXTAPE_REGISTER_ALL ${CMAKE_BINARY_DIR}/generated/register_all.cpp)
+file(CONFIGURE OUTPUT ${MLXTAPE_REGISTER_ALL} CONTENT
+"// Generated from src/ops/ops.list.
+#include \"mlxtape/core/device.h\"
+#include \"mlxtape/core/registry.h\"
+namespace mlxtape {
+namespace ops {
+${declarations}}  // namespace ops
+${device_declarations}
+void register_all_kernels(KernelRegistry& registry) {
+${memory_calls}${calls}}
+
+void register_all_devices(std::vector<Device*>& devices) {
+${device_calls}}
+}  // namespace mlxtape
+")

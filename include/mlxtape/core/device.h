@@ -1,0 +1,50 @@
+// Device: one thing that computes, with its memory. Devices live as long as the process.
+//
+// Threads    Every member may be called from any thread at any time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "mlxtape/core/memory.h"
+#include "mlxtape/core/tensor.h"
+
+namespace mlxtape {
+
+class CommandEncoder;
+
+struct DeviceLimits {
+  std::size_t memory_bytes = 0;  // what the device has in all
+  int compute_units = 0;         // cores, multiprocessors
+  bool host_visible = false;     // can the host read and write its memory in place?
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  // What exists here, cpu first. Asking does not start a device: the first allocation or
+  // encoder does.
+  static const std::vector<Device*>& all();
+  static Device& cpu();
+  static Device& find(Backend backend);  // throws kDevice, naming what exists
+
+  virtual Backend backend() const = 0;
+  virtual const std::string& name() const = 0;  // "cpu: Intel(R) Xeon(R) ..."
+  virtual const DeviceLimits& limits() const = 0;
+  virtual MemoryPool& memory() = 0;
+  virtual std::unique_ptr<CommandEncoder> make_encoder() = 0;
+
+  // Zero-filled memory; at least one byte.
+  Buffer allocate(std::size_t bytes) { return memory().allocate_zeroed(bytes); }
+  Tensor zeros(Shape shape, DType dtype);
+  Tensor empty(Shape shape, DType dtype);  // contents undefined
+};
+
+// Generated from the backends in the build: appends each backend's devices.
+void register_all_devices(std::vector<Device*>& devices);
+
+}  // namespace mlxtape

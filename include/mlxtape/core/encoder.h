@@ -1,0 +1,100 @@
+// CommandEncoder: the only way host code makes a device do something. Work runs in the order it
+// was given; each kernel sees what the ones before it wrote.
+//
+//   dispatch         one kernel. The CPU runs it before returning, a GPU some time later.
+//   commit           hands everything so far to the device. Needed before another encoder or
+//                    library may rely on it; cheap.
+//   commit_and_wait  returns when it is done. A failure on the device surfaces here, with the
+//                    kernel's name.
+//
+// Threads    Every member may be called from any thread at any time; calls on one encoder are
+//            ordered one after the other. Encoders of one device work side by side.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <mutex>
+
+#include "mlxtape/core/device.h"
+#include "mlxtape/core/registry.h"
+#include "mlxtape/core/tensor.h"
+#include "mlxtape/core/trace.h"
+
+namespace mlxtape {
+
+using TensorRef = std::reference_wrapper<const Tensor>;
+
+struct EncoderCounters {
+  std::uint64_t dispatches = 0;
+  std::uint64_t commits = 0;
+  std::uint64_t waits = 0;
+};
+
+class CommandEncoder {
+ public:
+  virtual ~CommandEncoder() = default;
+  CommandEncoder(const CommandEncoder&) = delete;
+  CommandEncoder& operator=(const CommandEncoder&) = delete;
+
+  Device& device() const { return *device_; }
+  Backend backend() const { return device_->backend(); }
+
+  Tensor empty(Shape shape, DType dtype) { return device_->empty(shape, dtype); }
+  Tensor empty_like(const Tensor& t) { return device_->empty(t.shape(), t.dtype()); }
+  Tensor zeros(Shape shape, DType dtype) { return device_->zeros(shape, dtype); }
+
+  // t itself if it is contiguous, else a contiguous copy.
+  Tensor contiguous(const Tensor& t);
+
+  // Host memory -> tensor and back; the tensor must be contiguous and the sizes equal.
+  // download waits for the work before it.
+  void upload(const void* host, std::size_t bytes, const Tensor& to);
+  void download(const Tensor& from, void* host, std::size_t bytes);
+
+  // Runs a kernel. The order of in and out is the kernel's contract; args is copied. A tensor
+  // that is not on this encoder's device is an error.
+  template <class Args>
+  void dispatch(const Kernel& kernel, const Args& args, std::initializer_list<TensorRef> in,
+                std::initializer_list<TensorRef> out) {
+    run(kernel, &args, in, out);
+  }
+  template <class Args>
+  void dispatch(const KernelHandle& handle, DType dtype, const Args& args,
+                std::initializer_list<TensorRef> in, std::initializer_list<TensorRef> out) {
+    run(handle.get(backend(), dtype), &args, in, out);
+  }
+
+  void commit();
+  void commit_and_wait();
+
+  EncoderCounters counters() const;
+  void set_trace(std::shared_ptr<Trace> trace);  // null stops tracing
+
+  // With false, dispatch does everything but the launch: what remains is the host's own cost.
+  void set_launching(bool on);
+
+ protected:
+  explicit CommandEncoder(Device& device) : device_(&device) {}
+
+  // What a backend does; called with the encoder locked.
+  virtual void launch(const Kernel& kernel, const KernelCall& call) = 0;
+  virtual void submit() = 0;
+  virtual void wait() = 0;
+  virtual void copy_in(const void* host, void* device, std::size_t bytes) = 0;
+  virtual void copy_out(const void* device, void* host, std::size_t bytes) = 0;
+
+ private:
+  void run(const Kernel& kernel, const void* args, std::initializer_list<TensorRef> in,
+           std::initializer_list<TensorRef> out);
+  void check_transfer(const Tensor& t, std::size_t bytes, const char* what) const;
+
+  Device* device_;
+  mutable std::mutex mutex_;
+  EncoderCounters counters_;
+  std::shared_ptr<Trace> trace_;
+  bool launching_ = true;
+};
+
+}  // namespace mlxtape

@@ -1,0 +1,118 @@
+// The cpu device: memory from the system, kernels run at once on the calling thread, which
+// shares the work with the pool (mlxtape/core/threads.h).
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "mlxtape/core/device.h"
+#include "mlxtape/core/encoder.h"
+
+namespace mlxtape::cpu {
+
+namespace {
+
+// Pages of 2 MiB spare the kernels' many streams most of their address-translation misses.
+constexpr std::size_t kHugePage = std::size_t{2} << 20U;
+constexpr std::size_t kAlignment = 64;
+
+class SystemMemory final : public RawMemory {
+ public:
+  void* allocate(std::size_t bytes, bool& is_zero) override {
+    is_zero = bytes >= kHugePage;
+    return is_zero ? map_aligned(bytes) : std::aligned_alloc(kAlignment, bytes);
+  }
+  void release(void* address, std::size_t bytes) noexcept override {
+    if (bytes >= kHugePage) {
+      munmap(address, bytes);
+    } else {
+      std::free(address);
+    }
+  }
+  void fill(void* address, unsigned char value, std::size_t bytes) override {
+    std::memset(address, value, bytes);
+  }
+  bool is_filled(const void* address, unsigned char value, std::size_t bytes) override {
+    const auto* byte = static_cast<const unsigned char*>(address);
+    return std::all_of(byte, byte + bytes, [=](unsigned char b) { return b == value; });
+  }
+
+ private:
+  static void* map_aligned(std::size_t bytes) {
+    const std::size_t all = bytes + kHugePage;
+    void* const base =
+        mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) return nullptr;
+    // Cut off what lies before the first huge page and after the block.
+    const auto start = reinterpret_cast<std::uintptr_t>(base);
+    const std::uintptr_t aligned = (start + kHugePage - 1) / kHugePage * kHugePage;
+    const std::size_t before = aligned - start;
+    if (before != 0) munmap(base, before);
+    const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    const std::size_t kept = (bytes + page - 1) / page * page;
+    auto* const block = static_cast<char*>(base) + before;
+    if (all - before - kept != 0) munmap(block + kept, all - before - kept);
+    madvise(block, kept, MADV_HUGEPAGE);  // advice: without huge pages it is slower, not wrong
+    return block;
+  }
+};
+
+std::string processor_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  }
+  return "unknown processor";
+}
+
+class CpuEncoder final : public CommandEncoder {
+ public:
+  explicit CpuEncoder(Device& device) : CommandEncoder(device) {}
+
+ private:
+  void launch(const Kernel& kernel, const KernelCall& call) override { kernel.fn(call); }
+  void submit() override {}
+  void wait() override {}
+  void copy_in(const void* host, void* device, std::size_t bytes) override {
+    std::memcpy(device, host, bytes);
+  }
+  void copy_out(const void* device, void* host, std::size_t bytes) override {
+    std::memcpy(host, device, bytes);
+  }
+};
+
+class CpuDevice final : public Device {
+ public:
+  CpuDevice()
+      : name_("cpu: " + processor_name()), memory_(*this, std::make_unique<SystemMemory>()) {
+    const auto pages = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES));
+    limits_.memory_bytes = pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    limits_.compute_units = static_cast<int>(std::thread::hardware_concurrency());
+    limits_.host_visible = true;
+  }
+
+  Backend backend() const override { return Backend::kCpu; }
+  const std::string& name() const override { return name_; }
+  const DeviceLimits& limits() const override { return limits_; }
+  MemoryPool& memory() override { return memory_; }
+  std::unique_ptr<CommandEncoder> make_encoder() override {
+    return std::make_unique<CpuEncoder>(*this);
+  }
+
+ private:
+  std::string name_;
+  DeviceLimits limits_;
+  MemoryPool memory_;
+};
+
+}  // namespace
+
+void register_cpu_devices(std::vector<Device*>& devices) {
+  devices.push_back(new CpuDevice);  // lives as long as the process: tensors may outlive statics
+}
+
+}  // namespace mlxtape::cpu

@@ -1,0 +1,218 @@
+// What the CPU kernels of several ops share, compiled once per SIMD target: elements of any stored
+// type as vectors of f32, whole or in part; rows written past the cache; exp; sums.
+//
+// A kernel file includes this after hwy/foreach_target.h and works inside
+// mlxtape::ops::HWY_NAMESPACE, where everything below is found by its plain name.
+#include <hwy/highway.h>
+
+#include <hwy/cache_control.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "mlxtape/base/half.h"
+
+// Per-target include guard: Highway flips the toggle for each target.
+#if defined(MLXTAPE_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MLXTAPE_CPU_SIMD_INL_H_
+#undef MLXTAPE_CPU_SIMD_INL_H_
+#else
+#define MLXTAPE_CPU_SIMD_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace mlxtape::ops::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using VF = hn::Vec<DF>;
+using DI = hn::RebindToSigned<DF>;
+using DU = hn::RebindToUnsigned<DF>;
+using DU16 = hn::Rebind<std::uint16_t, DF>;  // as many 16-bit lanes as there are f32 lanes
+
+// ---- elements <-> f32 vectors ----
+
+HWY_INLINE VF widen(DF, BF16, hn::Vec<DU16> bits) {
+  return hn::BitCast(DF(), hn::ShiftLeft<16>(hn::PromoteTo(DU(), bits)));
+}
+
+HWY_INLINE hn::Vec<DU16> narrow(DF d, BF16, VF v) {
+  const DU du;
+  const auto u = hn::BitCast(du, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fff))));
+  const auto nan = hn::Or(hn::ShiftRight<16>(u), hn::Set(du, 0x40));
+  const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
+  (void)d;
+  return hn::DemoteTo(DU16(), hn::BitCast(DI(), hn::IfThenElse(is_nan, nan, rounded)));
+}
+
+#if HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3
+// No conversion instruction here, and Highway's own does not round to even: go through the
+// scalar code, which does.
+HWY_INLINE VF widen(DF d, F16, hn::Vec<DU16> bits) {
+  HWY_ALIGN std::uint16_t in[hn::MaxLanes(DU16())];
+  HWY_ALIGN float out[hn::MaxLanes(DF())];
+  hn::Store(bits, DU16(), in);
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) out[i] = detail::f16_value(in[i]);
+  return hn::Load(d, out);
+}
+HWY_INLINE hn::Vec<DU16> narrow(DF d, F16, VF v) {
+  HWY_ALIGN float in[hn::MaxLanes(DF())];
+  HWY_ALIGN std::uint16_t out[hn::MaxLanes(DU16())];
+  hn::Store(v, d, in);
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) out[i] = detail::f16_bits(in[i]);
+  return hn::Load(DU16(), out);
+}
+#else
+HWY_INLINE VF widen(DF d, F16, hn::Vec<DU16> bits) {
+  const hn::Rebind<hwy::float16_t, DF> d16;
+  return hn::PromoteTo(d, hn::BitCast(d16, bits));
+}
+HWY_INLINE hn::Vec<DU16> narrow(DF, F16, VF v) {
+  const hn::Rebind<hwy::float16_t, DF> d16;
+  return hn::BitCast(DU16(), hn::DemoteTo(d16, v));
+}
+#endif
+
+HWY_INLINE VF load(DF d, const float* p) { return hn::LoadU(d, p); }
+template <class T>
+HWY_INLINE VF load(DF d, const T* p) {
+  return widen(d, T(), hn::LoadU(DU16(), reinterpret_cast<const std::uint16_t*>(p)));
+}
+
+HWY_INLINE void store(DF d, VF v, float* p) { hn::StoreU(v, d, p); }
+template <class T>
+HWY_INLINE void store(DF d, VF v, T* p) {
+  hn::StoreU(narrow(d, T(), v), DU16(), reinterpret_cast<std::uint16_t*>(p));
+}
+
+// Past the cache; p aligned to the vector. Lines must be written whole and in order to pay.
+HWY_INLINE void stream(DF d, VF v, float* p) { hn::Stream(v, d, p); }
+template <class T>
+HWY_INLINE void stream(DF d, VF v, T* p) {
+  // Streaming stores start at 16 bytes.
+  if constexpr (hn::MaxLanes(DU16()) >= 8) {
+    hn::Stream(narrow(d, T(), v), DU16(), reinterpret_cast<std::uint16_t*>(p));
+  } else {
+    store(d, v, p);
+  }
+}
+
+// The first n lanes, n <= Lanes; the others are read as 0 and never touched in memory.
+template <class T>
+HWY_INLINE VF load_n(DF d, const T* p, std::size_t n) {
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (sizeof(T) == 4) {
+    return hn::MaskedLoad(hn::FirstN(d, n), d, p);
+  } else {
+    const DU16 d16;
+    return widen(d, T(), hn::MaskedLoad(hn::FirstN(d16, n), d16,
+                                        reinterpret_cast<const std::uint16_t*>(p)));
+  }
+#else
+  HWY_ALIGN T lanes[hn::MaxLanes(DF())] = {};
+  std::memcpy(lanes, p, n * sizeof(T));
+  return load(d, lanes);
+#endif
+}
+
+template <class T>
+HWY_INLINE void store_n(DF d, VF v, T* p, std::size_t n) {
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (sizeof(T) == 4) {
+    hn::BlendedStore(v, hn::FirstN(d, n), d, p);
+  } else {
+    const DU16 d16;
+    hn::BlendedStore(narrow(d, T(), v), hn::FirstN(d16, n), d16,
+                     reinterpret_cast<std::uint16_t*>(p));
+  }
+#else
+  HWY_ALIGN T lanes[hn::MaxLanes(DF())];
+  store(d, v, lanes);
+  std::memcpy(p, lanes, n * sizeof(T));
+#endif
+}
+
+// ---- rows ----
+
+// For each vector of a row of n elements calls whole(i); for the rest, if any, part(i, count).
+template <class Whole, class Part>
+HWY_INLINE void for_row(DF d, std::size_t n, const Whole& whole, const Part& part) {
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) whole(i);
+  if (i < n) part(i, n - i);
+}
+
+// out[i] = value for a row of n elements. whole(i) gives Lanes values from i on, part(i, count)
+// gives count of them. With kStream the row goes past the cache: the elements before the first
+// aligned line and after the last vector are stored the ordinary way.
+template <bool kStream, class T, class Whole, class Part>
+HWY_INLINE void write_row(DF d, T* out, std::size_t n, const Whole& whole, const Part& part) {
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  if constexpr (kStream) {
+    const std::size_t past_line = reinterpret_cast<std::uintptr_t>(out) % 64;
+    std::size_t head = past_line == 0 ? 0 : (64 - past_line) / sizeof(T);
+    head = head < n ? head : n;
+    for (; head - i >= lanes; i += lanes) store(d, whole(i), out + i);
+    if (i < head) store_n(d, part(i, head - i), out + i, head - i);
+    i = head;
+    for (; i + lanes <= n; i += lanes) stream(d, whole(i), out + i);
+  } else {
+    for (; i + lanes <= n; i += lanes) store(d, whole(i), out + i);
+  }
+  if (i < n) store_n(d, part(i, n - i), out + i, n - i);
+}
+
+// ---- functions ----
+
+// exp within 2 ulp, for every x: 0 below the smallest subnormal, infinity above the largest
+// finite f32, NaN for NaN.
+//
+// x = n·ln2 + r with |r| <= ln2/2 (ln2 in two parts, so that r is good to the last bit), then
+// exp(r) by a polynomial of degree 6 fitted to the smallest relative error on that interval
+// (3.6e-9 of the value), then the exponent n.
+HWY_INLINE VF exp_f32(DF d, VF x) {
+  // NaN is the second operand on purpose: that is the one min and max return.
+  x = hn::Min(hn::Set(d, 89.0F), hn::Max(hn::Set(d, -105.0F), x));
+  const VF magic = hn::Set(d, 0x1.8p23F);  // adding it rounds to an integer
+  const VF shifted = hn::MulAdd(x, hn::Set(d, 0x1.715476p0F), magic);
+  const VF n = hn::Sub(shifted, magic);
+  VF r = hn::NegMulAdd(n, hn::Set(d, 0x1.62e4p-1F), x);
+  r = hn::NegMulAdd(n, hn::Set(d, 0x1.7f7d1cp-20F), r);
+  VF p = hn::MulAdd(hn::Set(d, 0x1.6a23dp-10F), r, hn::Set(d, 0x1.123a2p-7F));
+  p = hn::MulAdd(p, r, hn::Set(d, 0x1.5558f2p-5F));
+  p = hn::MulAdd(p, r, hn::Set(d, 0x1.555492p-3F));
+  p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffffcp-2F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
+#if HWY_TARGET == HWY_AVX3
+  return VF{_mm512_scalef_ps(p.raw, n.raw)};
+#else
+  // 2^n in two factors: n reaches -151, further than one normal exponent does.
+  const DI di;
+  const auto whole = hn::ConvertTo(di, n);
+  const auto half = hn::ShiftRight<1>(whole);
+  const auto power = [&](hn::Vec<DI> e) HWY_ATTR {
+    return hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(e, hn::Set(di, 127))));
+  };
+  return hn::Mul(hn::Mul(p, power(half)), power(hn::Sub(whole, half)));
+#endif
+}
+
+// 1 / (1 + exp(-x))
+HWY_INLINE VF sigmoid(DF d, VF x) {
+  const VF one = hn::Set(d, 1.0F);
+  return hn::Div(one, hn::Add(one, exp_f32(d, hn::Neg(x))));
+}
+
+HWY_INLINE float sum_lanes(DF d, VF v) { return hn::GetLane(hn::SumOfLanes(d, v)); }
+HWY_INLINE float max_lanes(DF d, VF v) { return hn::GetLane(hn::MaxOfLanes(d, v)); }
+
+}  // namespace mlxtape::ops::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,73 @@
+#include "mlxtape/ops/softmax.h"
+
+#include "softmax_args.h"
+
+namespace mlxtape::ops {
+
+namespace {
+
+constinit const KernelHandle kForward("softmax_fwd");
+constinit const KernelHandle kBackward("softmax_bwd");
+
+Error wrong(Errc code, const std::string& what) { return {code, "softmax: " + what}; }
+
+SoftmaxArgs args_of(const Shape& shape, std::int64_t axis) {
+  const std::int64_t a = *normal_axis(axis, shape.rank());
+  SoftmaxArgs args{1, shape[a], 1};
+  for (std::int64_t i = 0; i < a; ++i) args.outer *= shape[i];
+  for (std::int64_t i = a + 1; i < shape.rank(); ++i) args.inner *= shape[i];
+  return args;
+}
+
+}  // namespace
+
+Check softmax_check(const Tensor& x, std::int64_t axis) {
+  if (x.rank() < 1) return wrong(Errc::kShape, "x must have at least one axis, got []");
+  if (!normal_axis(axis, x.rank())) {
+    return wrong(Errc::kArgument, "axis must be in [-" + std::to_string(x.rank()) + ", " +
+                                      std::to_string(x.rank()) + "), got " + std::to_string(axis));
+  }
+  if (!is_kernel_float(x.dtype())) {
+    return wrong(Errc::kDType, std::string("x must be f32, f16 or bf16, got ") + name_of(x.dtype()));
+  }
+  return std::nullopt;
+}
+
+Check softmax_backward_check(const Tensor& y, const Tensor& dy, std::int64_t axis) {
+  if (const Check check = softmax_check(y, axis)) return check;
+  if (!(dy.shape() == y.shape())) {
+    return wrong(Errc::kShape, "dy must have the shape of y " + to_string(y.shape()) + ", got " +
+                                   to_string(dy.shape()));
+  }
+  if (dy.dtype() != y.dtype()) {
+    return wrong(Errc::kDType, std::string("dy must have the type of y ") + name_of(y.dtype()) +
+                                   ", got " + name_of(dy.dtype()));
+  }
+  if (dy.backend() != y.backend()) {
+    return wrong(Errc::kDevice, std::string("dy must be where y is (") + name_of(y.backend()) +
+                                    "), got " + name_of(dy.backend()));
+  }
+  return std::nullopt;
+}
+
+Tensor softmax(CommandEncoder& encoder, const Tensor& x, std::int64_t axis) {
+  require(softmax_check(x, axis));
+  const Tensor rows = encoder.contiguous(x);
+  Tensor y = encoder.empty_like(x);
+  if (y.size() != 0) encoder.dispatch(kForward, x.dtype(), args_of(x.shape(), axis), {rows}, {y});
+  return y;
+}
+
+Tensor softmax_backward(CommandEncoder& encoder, const Tensor& y, const Tensor& dy,
+                        std::int64_t axis) {
+  require(softmax_backward_check(y, dy, axis));
+  const Tensor y_rows = encoder.contiguous(y);
+  const Tensor dy_rows = encoder.contiguous(dy);
+  Tensor dx = encoder.empty_like(y);
+  if (dx.size() != 0) {
+    encoder.dispatch(kBackward, y.dtype(), args_of(y.shape(), axis), {y_rows, dy_rows}, {dx});
+  }
+  return dx;
+}
+
+}  // namespace mlxtape::ops

@@ -1,0 +1,232 @@
+#include "mlxtape/ops/softmax.h"
+
+#include <rapidcheck.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "support/op_test.h"
+
+namespace mlxtape::test {
+namespace {
+
+struct Expected {
+  Refs y, dx;
+};
+
+// The formula block of softmax.h, in double; [outer, cols, inner]. dx is made from the y given,
+// which is what the device stored, or from the exact one.
+Expected oracle(std::int64_t outer, std::int64_t cols, std::int64_t inner,
+                const std::vector<double>& x, const std::vector<double>& dy,
+                const std::vector<double>* stored_y = nullptr) {
+  const auto n = static_cast<std::size_t>(outer * cols * inner);
+  Expected e{Refs(n), Refs(n)};
+  for (std::int64_t row = 0; row < outer * inner; ++row) {
+    const auto at = [&](std::int64_t c) {
+      return static_cast<std::size_t>((row / inner * cols + c) * inner + row % inner);
+    };
+    double m = -INFINITY, sum = 0, s = 0, s_abs = 0;
+    for (std::int64_t c = 0; c < cols; ++c) m = std::max(m, x[at(c)]);
+    for (std::int64_t c = 0; c < cols; ++c) sum += std::exp(x[at(c)] - m);
+    const auto y = [&](std::int64_t c) {
+      return stored_y != nullptr ? (*stored_y)[at(c)] : std::exp(x[at(c)] - m) / sum;
+    };
+    for (std::int64_t c = 0; c < cols; ++c) {
+      s += y(c) * dy[at(c)];
+      s_abs += std::abs(y(c) * dy[at(c)]);
+    }
+    for (std::int64_t c = 0; c < cols; ++c) {
+      // x − m is rounded once: an error of half an ulp of it, in units of y.
+      const double exact = std::exp(x[at(c)] - m) / sum;
+      const double lost = m == x[at(c)] || exact == 0 ? 0 : std::abs(x[at(c)] - m) / 16;
+      e.y[at(c)] = {exact, exact * (1 + lost)};
+      e.dx[at(c)] = {y(c) * (dy[at(c)] - s), std::abs(y(c)) * (std::abs(dy[at(c)]) + s_abs)};
+    }
+  }
+  return e;
+}
+
+std::vector<double> values(const Refs& refs) {
+  std::vector<double> v;
+  for (const Ref& r : refs) v.push_back(r.value);
+  return v;
+}
+
+TEST(SoftmaxOracle, GradientMatchesCentralDifference) {
+  Noise noise(1);
+  const auto x = random_values(noise, 3 * 7 * 2, DType::kF64, 3);
+  const auto dy = random_values(noise, 3 * 7 * 2, DType::kF64);
+  const auto loss = [&](const Arrays& at) {
+    const auto y = values(oracle(3, 7, 2, at[0], dy).y);
+    return std::inner_product(y.begin(), y.end(), dy.begin(), 0.0);
+  };
+  expect_gradient(loss, {x}, {values(oracle(3, 7, 2, x, dy).dx)});
+}
+
+TEST(SoftmaxCheck, SaysWhatIsWrong) {
+  const auto f32 = Tensor::meta({4, 2});
+  const auto fwd = [](const Tensor& x, std::int64_t axis) { return ops::softmax_check(x, axis); };
+  const auto bwd = [](const Tensor& y, const Tensor& dy) {
+    return ops::softmax_backward_check(y, dy, -1);
+  };
+  expect_refused({
+      {"rank 0", fwd(Tensor::meta({}), 0), Errc::kShape, "at least one axis, got []"},
+      {"axis past the end", fwd(f32, 2), Errc::kArgument, "in [-2, 2), got 2"},
+      {"axis before the start", fwd(f32, -3), Errc::kArgument, "got -3"},
+      {"integers", fwd(Tensor::meta({4}, DType::kI32), 0), Errc::kDType, "got i32"},
+      {"double", fwd(Tensor::meta({4}, DType::kF64), 0), Errc::kDType, "got f64"},
+      {"y is refused like x", bwd(Tensor::meta({}), Tensor::meta({})), Errc::kShape, "got []"},
+      {"another shape", bwd(f32, Tensor::meta({2, 4})), Errc::kShape, "[4, 2], got [2, 4]"},
+      {"another type", bwd(f32, Tensor::meta({4, 2}, DType::kBF16)), Errc::kDType, "got bf16"},
+      {"another device", bwd(f32, Tensor::meta({4, 2}, DType::kF32, Backend::kMetal)),
+       Errc::kDevice, "got metal"},
+  });
+  EXPECT_FALSE(fwd(Tensor::meta({0, 3}, DType::kF16), 1));
+}
+
+class Softmax : public OnDevice {
+ protected:
+  // Forward and backward of one shape against the oracle.
+  void check(const Shape& shape, std::int64_t axis, DType dtype, double size = 4,
+             bool strided = false, std::int64_t offset = 0) {
+    const std::int64_t a = *normal_axis(axis, shape.rank());
+    std::int64_t outer = 1, inner = 1;
+    for (std::int64_t i = 0; i < a; ++i) outer *= shape[i];
+    for (std::int64_t i = a + 1; i < shape.rank(); ++i) inner *= shape[i];
+    Noise noise(static_cast<std::uint64_t>(outer + 31 * shape[a] + 97 * inner));
+    const std::int64_t n = outer * shape[a] * inner;
+    const auto x = random_values(noise, n, dtype, size);
+    const auto dy = random_values(noise, n, dtype);
+    const auto put = [&](const std::vector<double>& v) {
+      return strided ? upload_strided(v, shape, dtype) : upload(v, shape, dtype, offset);
+    };
+    const std::string at = to_string(shape) + " axis " + std::to_string(axis) + " " + name_of(dtype);
+    const Tensor y = ops::softmax(encoder(), put(x), axis);
+    const auto y_stored = download(y);
+    const Expected want = oracle(outer, shape[a], inner, x, dy, &y_stored);
+    expect_close("y " + at, y_stored, want.y, dtype, shape[a]);
+    const Tensor dx = ops::softmax_backward(encoder(), y, put(dy), axis);
+    expect_close("dx " + at, download(dx), want.dx, dtype, shape[a]);
+  }
+};
+
+constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
+
+TEST_P(Softmax, MatchesOracleForEveryShape) {
+  for (const DType dtype : kTypes) {
+    for (const std::int64_t rows : {0, 1, 2, 5}) {
+      for (const std::int64_t cols : {1, 2, 7, 31, 32, 33, 255, 256, 257, 512, 2048, 4096, 4097}) {
+        check({rows, cols}, -1, dtype);
+      }
+    }
+  }
+}
+
+TEST_P(Softmax, MatchesOracleForLongRows) {
+  for (const DType dtype : kTypes) {
+    check({2, 32768}, -1, dtype);
+    check({2, 151937}, -1, dtype);  // cut over threads in f32, in one piece in 16 bits
+  }
+  check({1, 1000003}, -1, DType::kBF16);
+  check({3, 1000003}, -1, DType::kF32);
+}
+
+TEST_P(Softmax, MatchesOracleOnEveryAxis) {
+  for (const DType dtype : kTypes) {
+    check({3, 5, 7}, 0, dtype);
+    check({3, 5, 7}, 1, dtype);
+    check({3, 5, 7}, -1, dtype);
+    check({2, 33, 300}, 1, dtype);
+    check({9}, 0, dtype);
+    check({2, 1, 3, 2, 1, 2, 2, 5}, 2, dtype);
+  }
+}
+
+TEST_P(Softmax, MatchesOracleForViews) {
+  for (const DType dtype : kTypes) {
+    check({5, 33}, -1, dtype, 4, true);
+    check({5, 33}, 0, dtype, 4, true);
+    for (const std::int64_t offset : {1, 3, 17}) check({5, 257}, -1, dtype, 4, false, offset);
+  }
+}
+
+// Large enough to be written past the cache, with rows that start in the middle of a line.
+TEST_P(Softmax, MatchesOracleWhenStreamed) {
+  for (const DType dtype : kTypes) check({1100, 2047}, -1, dtype, 4, false, 3);
+}
+
+TEST_P(Softmax, ExtremeNumbers) {
+  const double inf = INFINITY, nan = std::nan("");
+  const auto run = [&](std::vector<double> x) {
+    const auto n = static_cast<std::int64_t>(x.size());
+    return download(ops::softmax(encoder(), upload(x, {1, n}, DType::kF32)));
+  };
+  EXPECT_EQ(run({-inf, 3, -inf}), (std::vector<double>{0, 1, 0}));
+  EXPECT_EQ(run({3e38, -3e38}), (std::vector<double>{1, 0}));
+  EXPECT_EQ(run({7}), (std::vector<double>{1}));
+  for (std::vector<double> bad : {std::vector<double>{-inf, -inf}, {inf, 1}, {1, nan, 2}}) {
+    for (const std::size_t length : {bad.size(), std::size_t{5000}}) {
+      bad.resize(length, -inf);
+      for (const double v : run(bad)) EXPECT_TRUE(std::isnan(v)) << v;
+    }
+  }
+  check({4, 300}, -1, DType::kF32, 1e4);  // most results are 0 or subnormal
+  check({4, 5000}, -1, DType::kF32, 90);
+}
+
+TEST_P(Softmax, SameBitsOnEveryRun) {
+  Noise noise(5);
+  for (const Shape& shape : {Shape{300, 512}, Shape{3, 20000}, Shape{2, 300000}}) {
+    for (const DType dtype : kTypes) {
+      const std::int64_t n = *element_count(shape);
+      const Tensor x = upload(random_values(noise, n, dtype, 4), shape, dtype);
+      const Tensor dy = upload(random_values(noise, n, dtype), shape, dtype);
+      expect_repeatable(encoder(), [&] {
+        const Tensor y = ops::softmax(encoder(), x);
+        return std::vector<Tensor>{y, ops::softmax_backward(encoder(), y, dy)};
+      });
+    }
+  }
+}
+
+TEST_P(Softmax, RandomShapesAndAxes) {
+  EXPECT_TRUE(rc::check("softmax matches its oracle", [this] {
+    Shape shape;
+    const int rank = *rc::gen::inRange(1, 5);
+    for (int i = 0; i < rank; ++i) shape.push_back(*rc::gen::inRange(1, 9));
+    shape[*rc::gen::inRange(0, rank)] = *rc::gen::inRange(1, 80);
+    check(shape, *rc::gen::inRange(-rank, rank), *rc::gen::elementOf(std::vector<DType>(
+          std::begin(kTypes), std::end(kTypes))), 4, *rc::gen::arbitrary<bool>());
+    RC_ASSERT(!HasFailure());
+  }));
+}
+
+MT_ON_EVERY_BACKEND(Softmax);
+
+}  // namespace
+
+std::vector<BenchCase> softmax_bench_cases() {
+  std::vector<BenchCase> cases;
+  for (const auto& [rows, cols] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+           {16384, 512}, {8192, 512}, {16384, 4096}, {4096, 32768}, {2048, 32768}, {2048, 151936},
+           {64, 512}, {128, 1024}, {16384, 128}, {1000, 2047}}) {
+    for (const DType dtype : kTypes) {
+      const std::int64_t bytes = rows * cols * static_cast<std::int64_t>(size_of(dtype));
+      const Shape shape{rows, cols};
+      const std::string name = std::to_string(rows) + "x" + std::to_string(cols);
+      cases.push_back({"", "fwd", name, dtype, bytes, bytes, 1, 1, [=](CommandEncoder& encoder) {
+                         const Tensor x = random_tensor(encoder, shape, dtype, 1, 2);
+                         return [=, &encoder] { ops::softmax(encoder, x); };
+                       }});
+      cases.push_back(
+          {"", "bwd", name, dtype, 2 * bytes, bytes, 2, 1, [=](CommandEncoder& encoder) {
+             const Tensor y = ops::softmax(encoder, random_tensor(encoder, shape, dtype, 1, 2));
+             const Tensor dy = random_tensor(encoder, shape, dtype, 2);
+             return [=, &encoder] { ops::softmax_backward(encoder, y, dy); };
+           }});
+    }
+  }
+  return cases;
+}
+
+}  // namespace mlxtape::test

@@ -1,0 +1,34 @@
+#include "support/bench_case.h"
+
+#include <cmath>
+
+#include "support/oracle.h"
+
+namespace mlxtape::test {
+
+Tensor random_tensor(CommandEncoder& encoder, Shape shape, DType dtype, std::uint64_t seed,
+                     double deviation) {
+  // A large tensor repeats a block of a prime length: random to every kernel, and made in a moment.
+  constexpr std::size_t kBlock = 1000003;
+  const Tensor t = encoder.empty(shape, dtype);
+  const auto n = static_cast<std::size_t>(t.size());
+  Noise noise(seed);
+  std::vector<double> block(std::min(n, kBlock));
+  for (double& v : block) {
+    // Box-Muller.
+    const double u = 0.5 * (noise.next() + 1);
+    v = deviation * std::sqrt(-2 * std::log(1 - u)) * std::cos(M_PI * noise.next());
+  }
+  std::vector<unsigned char> bytes(block.size() * size_of(dtype));
+  convert(block.data(), DType::kF64, bytes.data(), dtype, block.size());
+  const Tensor flat = t.reshape({t.size()});
+  for (std::size_t at = 0; at < n; at += kBlock) {
+    const std::size_t count = std::min(kBlock, n - at);
+    const auto start = static_cast<std::int64_t>(at);
+    encoder.upload(bytes.data(), count * size_of(dtype),
+                   flat.slice(0, start, start + static_cast<std::int64_t>(count)));
+  }
+  return t;
+}
+
+}  // namespace mlxtape::test

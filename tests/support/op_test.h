@@ -1,0 +1,61 @@
+// Fixture of the op tests: one definition runs on every backend of the build. Memory is guarded:
+// a kernel that writes outside its tensors, or leaves an element unwritten, is found.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "mlxtape/core/encoder.h"
+#include "support/bench_case.h"
+#include "support/oracle.h"
+
+namespace mlxtape::test {
+
+class OnDevice : public testing::TestWithParam<Backend> {
+ protected:
+  void SetUp() override;
+  void TearDown() override;
+
+  CommandEncoder& encoder() { return *encoder_; }
+
+  // values in the stored type, on the device. offset moves the first element that far past an
+  // aligned address.
+  Tensor upload(const std::vector<double>& values, Shape shape, DType dtype,
+                std::int64_t offset = 0);
+  // The same values as a view whose innermost axis has a stride of 2.
+  Tensor upload_strided(const std::vector<double>& values, Shape shape, DType dtype);
+  std::vector<double> download(const Tensor& t);
+
+ private:
+  Device* device_ = nullptr;
+  std::unique_ptr<CommandEncoder> encoder_;
+};
+
+// Backends this build has; the cpu always.
+std::vector<Backend> built_backends();
+std::string backend_name(const testing::TestParamInfo<Backend>& info);
+
+// The stored bits of a tensor, for "the same on every run".
+std::vector<unsigned char> bits_of(CommandEncoder& encoder, const Tensor& t);
+
+// Runs make() again and again, on 1, 2, 3 and 5 threads; every result must have the first one's
+// bits.
+void expect_repeatable(CommandEncoder& encoder, const std::function<std::vector<Tensor>()>& make);
+
+// One row of a bad-input table: what a validator said, and what it must say.
+struct BadInput {
+  const char* what;
+  Check check;
+  Errc code;
+  const char* says;
+};
+void expect_refused(const std::vector<BadInput>& table);
+
+}  // namespace mlxtape::test
+
+#define MT_ON_EVERY_BACKEND(suite)                                                           \
+  INSTANTIATE_TEST_SUITE_P(Devices, suite, testing::ValuesIn(mlxtape::test::built_backends()), \
+                           mlxtape::test::backend_name)

@@ -1,0 +1,162 @@
+#include "support/oracle.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace mlxtape::test {
+
+namespace {
+
+struct FloatFacts {
+  int precision;     // bits of the significand
+  int min_exponent;  // of the smallest subnormal
+};
+
+FloatFacts float_facts(DType t) {
+  switch (t) {
+    case DType::kF16: return {11, -24};
+    case DType::kBF16: return {8, -133};
+    case DType::kF32: return {24, -149};
+    default: return {53, -1074};
+  }
+}
+
+}  // namespace
+
+double rounding_bound(DType stored, std::int64_t n) {
+  return std::ldexp(1, -float_facts(stored).precision) +
+         static_cast<double>(n + 16) * std::ldexp(1, -24);
+}
+
+double smallest_step(DType stored) { return std::ldexp(1, float_facts(stored).min_exponent); }
+
+std::int64_t count_wrong(const std::vector<double>& got, const Refs& want, DType stored,
+                         std::int64_t n) {
+  const double bound = rounding_bound(stored, n);
+  const double floor = 2 * smallest_step(stored);
+  std::int64_t wrong = static_cast<std::int64_t>(std::max(got.size(), want.size()) -
+                                                 std::min(got.size(), want.size()));
+  for (std::size_t i = 0; i < want.size() && i < got.size(); ++i) {
+    if (std::isnan(want[i].value)) {
+      wrong += std::isnan(got[i]) ? 0 : 1;
+      continue;
+    }
+    const double error = got[i] == want[i].value ? 0 : std::abs(got[i] - want[i].value);
+    if (!(error <= bound * want[i].scale + floor)) ++wrong;  // written so that NaN is wrong
+  }
+  return wrong;
+}
+
+void expect_close(const std::string& what, const std::vector<double>& got, const Refs& want,
+                  DType stored, std::int64_t n) {
+  const std::int64_t wrong = count_wrong(got, want, stored, n);
+  if (wrong != 0) {
+    std::size_t worst = 0;
+    double ratio = -1;
+    for (std::size_t i = 0; i < want.size() && i < got.size(); ++i) {
+      const double error = std::abs(got[i] - want[i].value);
+      const double r = error <= 1e300 ? error / (want[i].scale + smallest_step(stored)) : 1e300;
+      if (r > ratio) ratio = r, worst = i;
+    }
+    ADD_FAILURE() << what << ": " << wrong << " of " << want.size() << " wrong (got " << got.size()
+                  << "); worst at " << worst << ": got "
+                  << (worst < got.size() ? got[worst] : std::nan("")) << ", want "
+                  << (worst < want.size() ? want[worst].value : std::nan("")) << ", relative error "
+                  << ratio << ", allowed " << rounding_bound(stored, n);
+  }
+  const bool has_nan =
+      std::any_of(want.begin(), want.end(), [](const Ref& r) { return std::isnan(r.value); });
+  if (want.size() < 2 || has_nan) return;
+
+  std::vector<double> exact;
+  for (const Ref& r : want) exact.push_back(r.value);
+  const auto same = [&](double v) { return v == exact.front(); };
+  const bool constant = std::all_of(exact.begin(), exact.end(), same);
+  const auto rejects = [&](const char* mistake, const std::vector<double>& bad) {
+    EXPECT_GT(count_wrong(bad, want, stored, n), 0) << what << ": blind to " << mistake;
+  };
+  if (constant) return;  // 0/1-like data: the faults below would change nothing
+  double mean = 0;
+  for (const double v : exact) mean += v / static_cast<double>(exact.size());
+  std::vector<double> rotated = exact;
+  std::rotate(rotated.begin(), rotated.begin() + 1, rotated.end());
+  rejects("all zeros", std::vector<double>(exact.size(), 0.0));
+  rejects("a constant", std::vector<double>(exact.size(), mean));
+  rejects("a shift by one", rotated);
+  std::vector<double> negated = exact;
+  for (double& v : negated) v = -v;
+  rejects("a flipped sign", negated);
+  if (std::abs(exact.back()) > 4 * smallest_step(stored)) {
+    std::vector<double> truncated = exact;
+    truncated.back() = 0;
+    // Where the last value is what is left of much larger terms, no honest bound can see it.
+    if (std::abs(exact.back()) > 2 * rounding_bound(stored, n) * want.back().scale) {
+      rejects("a missing last element", truncated);
+    }
+    std::vector<double> unwritten = exact;
+    unwritten.back() = std::nan("");
+    rejects("an unwritten last element", unwritten);
+  }
+  // Results kept in too coarse a type: f32 through bf16, 16-bit floats through 6 bits.
+  std::vector<double> coarse = exact;
+  const int bits = stored == DType::kF32 ? 8 : 5;
+  for (double& v : coarse) {
+    int exponent = 0;
+    v = std::frexp(v, &exponent);
+    v = std::ldexp(std::nearbyint(std::ldexp(v, bits)), exponent - bits);
+  }
+  if (coarse != exact) {
+    bool visible = false;
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      visible |= std::abs(coarse[i] - exact[i]) >
+                 rounding_bound(stored, n) * want[i].scale + 2 * smallest_step(stored);
+    }
+    if (n <= 4096 && exact.size() >= 64) {
+      EXPECT_TRUE(visible) << what << ": blind to a result kept in a coarser type";
+    }
+  }
+}
+
+double round_to(DType t, double v) {
+  double result = 0;
+  visit(t, [&](auto zero) {
+    auto stored = zero;
+    convert(&v, DType::kF64, &stored, t, 1);
+    convert(&stored, t, &result, DType::kF64, 1);
+  });
+  return result;
+}
+
+std::vector<double> random_values(Noise& noise, std::int64_t n, DType dtype, double size) {
+  std::vector<double> values(static_cast<std::size_t>(n));
+  for (double& v : values) v = round_to(dtype, size * noise.next());
+  return values;
+}
+
+void expect_gradient(const std::function<double(const Arrays&)>& loss, const Arrays& inputs,
+                     const Arrays& gradients) {
+  constexpr double kStep = 1e-5;
+  ASSERT_EQ(inputs.size(), gradients.size());
+  for (std::uint64_t seed = 101; seed < 105; ++seed) {
+    Noise noise(seed);
+    Arrays ahead = inputs;
+    Arrays behind = inputs;
+    double slope = 0;
+    double size = 1;
+    for (std::size_t a = 0; a < inputs.size(); ++a) {
+      ASSERT_EQ(inputs[a].size(), gradients[a].size()) << "input " << a;
+      for (std::size_t i = 0; i < inputs[a].size(); ++i) {
+        const double direction = noise.next();
+        ahead[a][i] += kStep * direction;
+        behind[a][i] -= kStep * direction;
+        slope += gradients[a][i] * direction;
+        size += std::abs(gradients[a][i] * direction);
+      }
+    }
+    const double difference = (loss(ahead) - loss(behind)) / (2 * kStep);
+    EXPECT_NEAR(difference, slope, 1e-8 * size) << "direction " << seed;
+  }
+}
+
+}  // namespace mlxtape::test

@@ -1,0 +1,72 @@
+// What every op test shares: a reference value that knows its own size, a rounding bound made from
+// it, a check that the check can fail, random data, and finite differences.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "mlxtape/base/dtype.h"
+
+namespace mlxtape::test {
+
+// value: the exact result, in double. scale: the same formula with every term made positive,
+// i.e. how large the numbers were that had to cancel to give value.
+struct Ref {
+  double value;
+  double scale;
+};
+using Refs = std::vector<Ref>;
+
+// Relative to scale: half an ulp of the stored type plus the a-priori bound of an f32 sum of n
+// terms, each made with at most 16 roundings.
+double rounding_bound(DType stored, std::int64_t n);
+
+// The spacing of the stored type's smallest numbers: what rounding may cost however small scale is.
+double smallest_step(DType stored);
+
+// How many of got are further from want than the bound allows; a NaN counts, and so does every
+// missing or extra element. A want that is NaN must be met by NaN.
+std::int64_t count_wrong(const std::vector<double>& got, const Refs& want, DType stored,
+                         std::int64_t n);
+
+// Checks got, then checks that the same comparison rejects planted mistakes: zeros, a constant, a
+// shift by one, a missing last element, a flipped sign, a value one step of the stored type off.
+void expect_close(const std::string& what, const std::vector<double>& got, const Refs& want,
+                  DType stored, std::int64_t n);
+
+// Small deterministic generator: the same data on every platform.
+class Noise {
+ public:
+  explicit Noise(std::uint64_t seed) : state_(seed * 2 + 1) {
+    for (int i = 0; i < 4; ++i) bits();
+  }
+  double next() { return static_cast<double>(bits() >> 11U) * 0x1p-52 - 1; }  // [-1, 1)
+  std::int64_t below(std::int64_t n) {                                        // [0, n)
+    return static_cast<std::int64_t>((bits() >> 20U) % static_cast<std::uint64_t>(n));
+  }
+
+ private:
+  std::uint64_t bits() {
+    state_ = state_ * 6364136223846793005ULL + 1442695040888963407ULL;
+    return state_ ^ (state_ >> 29U);
+  }
+  std::uint64_t state_;
+};
+
+// v as the device will see it once it is stored.
+double round_to(DType t, double v);
+
+// n numbers in [-size, size), rounded to the stored type.
+std::vector<double> random_values(Noise& noise, std::int64_t n, DType dtype, double size = 1);
+
+// loss(inputs) changes by Σ gradient·direction along random directions, by central differences in
+// double. inputs and gradients are parallel lists of arrays.
+using Arrays = std::vector<std::vector<double>>;
+void expect_gradient(const std::function<double(const Arrays&)>& loss, const Arrays& inputs,
+                     const Arrays& gradients);
+
+}  // namespace mlxtape::test
