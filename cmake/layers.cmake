@@ -5,5 +5,6 @@ set(base_MAY "")
 set(core_MAY base)
 set(backends_MAY base core)
 set(ops_MAY base core)                  # host files of an op
-set(ops_kernel_MAY base core backends)  # *.cpu.cpp, *.cu, *.metal
-set(cli_MAY base core backends ops)
+set(ops_kernel_MAY base core backends)  # *.cpu.cpp, *.cu, *.metal, *-inl.h, *.cuh
+set(cli_MAY base core backends ops tests bench)  # the last two: commands that run the ops' own cases
+set(MLXTAPE_GENERATED commit.h)         # headers that only the build folder has

@@ -1,5 +1,5 @@
 # One line in src/ops/ops.list is the whole registration of an op. From it come the op's sources,
-# register_all.cpp and the op's tests.
+# register_all.cpp, mlxtape/ops.h, the op's tests and its rows in the benchmark and in docs/ops.md.
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS src/ops/ops.list)
 file(STRINGS src/ops/ops.list MLXTAPE_OPS REGEX "^[a-z]")
 set(MLXTAPE_BACKENDS cpu)
@@ -17,6 +17,16 @@ foreach(op IN LISTS MLXTAPE_OPS)
     string(APPEND calls "  ops::register_${op}_${backend}(registry);\n")
   endforeach()
 endforeach()
+set(op_includes "")
+foreach(op IN LISTS MLXTAPE_OPS)
+  string(APPEND op_includes "#include \"mlxtape/ops/${op}.h\"\n")
+endforeach()
+set(MLXTAPE_GENERATED_INCLUDE ${CMAKE_BINARY_DIR}/generated/include)
+file(CONFIGURE OUTPUT ${MLXTAPE_GENERATED_INCLUDE}/mlxtape/ops.h CONTENT
+"// Every op. Generated from src/ops/ops.list.
+#pragma once
+
+${op_includes}")
 set(device_declarations "")
 set(device_calls "")
 set(memory_calls "")

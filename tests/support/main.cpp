@@ -1,5 +1,6 @@
 // main of the test programs: GoogleTest's flags and --cpu-target=NAME, which runs the CPU kernels
-// with no better instruction set than NAME ("best" does not limit it). Exit 77: not on this machine.
+// with no better instruction set than NAME: "best" does not limit it, "baseline" is the least one.
+// Exit 77: not on this machine.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,9 +18,10 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "unknown argument %s\n", argv[i]);
       return 2;
     }
-    const std::string target = arg.substr(flag.size());
+    std::string target = arg.substr(flag.size());
     if (target == "best") continue;
     const auto names = mlxtape::cpu::available_targets();
+    if (target == "baseline") target = names.back();
     if (std::find(names.begin(), names.end(), target) == names.end()) {
       std::printf("skipped: this machine or build has no %s\n", target.c_str());
       return 77;

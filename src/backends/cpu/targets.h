@@ -7,7 +7,7 @@
 
 namespace mlxtape::cpu {
 
-// Names, best first: "AVX3", "AVX2", "SSE4", or what the architecture has.
+// Names, best first: "AVX3", "AVX2", "SSSE3", or what the architecture has.
 std::vector<std::string> available_targets();
 
 // Use no target better than this one. To be called before anything is computed; throws kArgument

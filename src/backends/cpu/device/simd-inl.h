@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "mlxtape/base/half.h"
 
@@ -37,18 +38,33 @@ HWY_INLINE VF widen(DF, BF16, hn::Vec<DU16> bits) {
   return hn::BitCast(DF(), hn::ShiftLeft<16>(hn::PromoteTo(DU(), bits)));
 }
 
-HWY_INLINE hn::Vec<DU16> narrow(DF d, BF16, VF v) {
+#if HWY_TARGET == HWY_AVX3
+// v rounded to bf16 in the upper halves of its lanes. NaN lanes are left as they are: a NaN that
+// arithmetic made is quiet, so its upper half alone is a NaN. Masked adds: 4 operations a vector.
+HWY_INLINE __m512i round_bf16(VF v) {
+  const __m512i u = _mm512_castps_si512(v.raw);
+  const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
+  const __mmask16 number = _mm512_cmp_ps_mask(v.raw, v.raw, _CMP_ORD_Q);
+  const __m512i half = _mm512_set1_epi32(0x7fff);
+  const __m512i up = _mm512_mask_add_epi32(half, odd, half, _mm512_set1_epi32(1));
+  return _mm512_mask_add_epi32(u, number, u, up);
+}
+HWY_INLINE hn::Vec<DU16> narrow(DF, BF16, VF v) {
+  return hn::Vec<DU16>{_mm512_cvtepi32_epi16(_mm512_srli_epi32(round_bf16(v), 16))};
+}
+#else
+HWY_INLINE hn::Vec<DU16> narrow(DF, BF16, VF v) {
   const DU du;
   const auto u = hn::BitCast(du, v);
   const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1));
-  const auto rounded = hn::ShiftRight<16>(hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fff))));
-  const auto nan = hn::Or(hn::ShiftRight<16>(u), hn::Set(du, 0x40));
+  const auto rounded = hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fff)));
   const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
-  (void)d;
-  return hn::DemoteTo(DU16(), hn::BitCast(DI(), hn::IfThenElse(is_nan, nan, rounded)));
+  const auto kept = hn::ShiftRight<16>(hn::IfThenElse(is_nan, u, rounded));
+  return hn::DemoteTo(DU16(), hn::BitCast(DI(), kept));
 }
+#endif
 
-#if HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3
+#if HWY_TARGET == HWY_SSSE3
 // No conversion instruction here, and Highway's own does not round to even: go through the
 // scalar code, which does.
 HWY_INLINE VF widen(DF d, F16, hn::Vec<DU16> bits) {
@@ -88,16 +104,43 @@ HWY_INLINE void store(DF d, VF v, T* p) {
   hn::StoreU(narrow(d, T(), v), DU16(), reinterpret_cast<std::uint16_t*>(p));
 }
 
-// Past the cache; p aligned to the vector. Lines must be written whole and in order to pay.
-HWY_INLINE void stream(DF d, VF v, float* p) { hn::Stream(v, d, p); }
-template <class T>
-HWY_INLINE void stream(DF d, VF v, T* p) {
-  // Streaming stores start at 16 bytes.
-  if constexpr (hn::MaxLanes(DU16()) >= 8) {
-    hn::Stream(narrow(d, T(), v), DU16(), reinterpret_cast<std::uint16_t*>(p));
+// Two vectors to 2·Lanes neighbouring elements: for 16-bit types cheaper than one by one, and a
+// whole line at a time where vectors have 16 lanes. With kStream past the cache: p must be
+// aligned to both vectors, and lines written whole and in order for it to pay.
+template <bool kStream>
+HWY_INLINE void store2(DF d, VF v0, VF v1, float* p) {
+  if constexpr (kStream) {
+    hn::Stream(v0, d, p);
+    hn::Stream(v1, d, p + hn::Lanes(d));
   } else {
-    store(d, v, p);
+    hn::StoreU(v0, d, p);
+    hn::StoreU(v1, d, p + hn::Lanes(d));
   }
+}
+template <bool kStream, class T>
+HWY_INLINE void store2(DF d, VF v0, VF v1, T* p) {
+  auto* p16 = reinterpret_cast<std::uint16_t*>(p);
+#if HWY_TARGET == HWY_AVX3
+  __m512i both;
+  if constexpr (std::is_same_v<T, BF16>) {
+    const __m512i mixed = _mm512_packus_epi32(_mm512_srli_epi32(round_bf16(v0), 16),
+                                              _mm512_srli_epi32(round_bf16(v1), 16));
+    both = _mm512_permutexvar_epi64(_mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0), mixed);
+  } else {
+    both = _mm512_inserti64x4(_mm512_castsi256_si512(narrow(d, T(), v0).raw),
+                              narrow(d, T(), v1).raw, 1);
+  }
+  kStream ? _mm512_stream_si512(reinterpret_cast<__m512i*>(p16), both)
+          : _mm512_storeu_si512(p16, both);
+#else
+  const hn::Twice<DU16> d2;
+  const auto both = hn::Combine(d2, narrow(d, T(), v1), narrow(d, T(), v0));
+  if constexpr (kStream) {
+    hn::Stream(both, d2, p16);
+  } else {
+    hn::StoreU(both, d2, p16);
+  }
+#endif
 }
 
 // The first n lanes, n <= Lanes; the others are read as 0 and never touched in memory.
@@ -148,7 +191,7 @@ HWY_INLINE void for_row(DF d, std::size_t n, const Whole& whole, const Part& par
 
 // out[i] = value for a row of n elements. whole(i) gives Lanes values from i on, part(i, count)
 // gives count of them. With kStream the row goes past the cache: the elements before the first
-// aligned line and after the last vector are stored the ordinary way.
+// aligned line and after the last pair of vectors are stored the ordinary way.
 template <bool kStream, class T, class Whole, class Part>
 HWY_INLINE void write_row(DF d, T* out, std::size_t n, const Whole& whole, const Part& part) {
   const std::size_t lanes = hn::Lanes(d);
@@ -160,24 +203,28 @@ HWY_INLINE void write_row(DF d, T* out, std::size_t n, const Whole& whole, const
     for (; head - i >= lanes; i += lanes) store(d, whole(i), out + i);
     if (i < head) store_n(d, part(i, head - i), out + i, head - i);
     i = head;
-    for (; i + lanes <= n; i += lanes) stream(d, whole(i), out + i);
-  } else {
-    for (; i + lanes <= n; i += lanes) store(d, whole(i), out + i);
+  }
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    const VF first = whole(i);
+    store2<kStream>(d, first, whole(i + lanes), out + i);
+  }
+  if (i + lanes <= n) {
+    store(d, whole(i), out + i);
+    i += lanes;
   }
   if (i < n) store_n(d, part(i, n - i), out + i, n - i);
 }
 
 // ---- functions ----
 
-// exp within 2 ulp, for every x: 0 below the smallest subnormal, infinity above the largest
-// finite f32, NaN for NaN.
+// exp within 2 ulp for x <= 0: exactly 0 from -104 down and for -inf, NaN for NaN.
 //
 // x = n·ln2 + r with |r| <= ln2/2 (ln2 in two parts, so that r is good to the last bit), then
 // exp(r) by a polynomial of degree 6 fitted to the smallest relative error on that interval
 // (3.6e-9 of the value), then the exponent n.
-HWY_INLINE VF exp_f32(DF d, VF x) {
-  // NaN is the second operand on purpose: that is the one min and max return.
-  x = hn::Min(hn::Set(d, 89.0F), hn::Max(hn::Set(d, -105.0F), x));
+HWY_INLINE VF exp_nonpositive(DF d, VF x) {
+  // x is the second operand on purpose: when it is NaN, that is the one max returns.
+  x = hn::Max(hn::Set(d, -105.0F), x);
   const VF magic = hn::Set(d, 0x1.8p23F);  // adding it rounds to an integer
   const VF shifted = hn::MulAdd(x, hn::Set(d, 0x1.715476p0F), magic);
   const VF n = hn::Sub(shifted, magic);
@@ -202,6 +249,9 @@ HWY_INLINE VF exp_f32(DF d, VF x) {
   return hn::Mul(hn::Mul(p, power(half)), power(hn::Sub(whole, half)));
 #endif
 }
+
+// exp within 2 ulp for every x; infinity above the largest finite f32.
+HWY_INLINE VF exp_f32(DF d, VF x) { return exp_nonpositive(d, hn::Min(hn::Set(d, 89.0F), x)); }
 
 // 1 / (1 + exp(-x))
 HWY_INLINE VF sigmoid(DF d, VF x) {

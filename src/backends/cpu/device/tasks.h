@@ -4,8 +4,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
 
 #include "mlxtape/base/checked.h"
+#include "mlxtape/base/error.h"
 
 namespace mlxtape::cpu {
 
@@ -20,6 +24,26 @@ inline constexpr std::int64_t kTaskBytes = std::int64_t{64} << 10;
 // Rows per task when each row moves row_bytes in all.
 inline std::int64_t rows_per_task(std::int64_t row_bytes) {
   return std::max<std::int64_t>(1, kTaskBytes / std::max<std::int64_t>(row_bytes, 1));
+}
+
+// Memory of this thread for the length of one task, aligned to 64 bytes; contents undefined. Kept
+// and used again, so only a larger request than ever before on this thread allocates.
+inline float* thread_scratch(std::int64_t floats) {
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  thread_local std::unique_ptr<float, Free> memory;
+  thread_local std::int64_t room = 0;
+  if (floats > room) {
+    room = ceil_div(floats, 1024) * 1024;
+    memory.reset(static_cast<float*>(std::aligned_alloc(64, static_cast<std::size_t>(room) * 4)));
+    if (!memory) {
+      room = 0;
+      throw Error(Errc::kOutOfMemory, "memory: no room for " + std::to_string(floats) +
+                                          " floats of scratch");
+    }
+  }
+  return memory.get();
 }
 
 }  // namespace mlxtape::cpu

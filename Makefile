@@ -1,0 +1,73 @@
+# The front door. Needs make and sh; scripts/setup.sh brings the rest.
+.DEFAULT_GOAL := build
+.PHONY: build test test-sanitize test-clang demo bench lint format clean help setup setup-lint
+
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+PYTHON ?= python3
+ARGS ?=
+
+# Used where it is there and works (a cache it cannot write would fail every compile).
+ifeq ($(origin CMAKE_CXX_COMPILER_LAUNCHER),undefined)
+  CCACHE := $(shell dir=$$(ccache --get-config cache_dir 2>/dev/null) && mkdir -p "$$dir/tmp" 2>/dev/null && \
+    test -w "$$dir/tmp" && command -v ccache)
+  ifneq ($(CCACHE),)
+    export CMAKE_CXX_COMPILER_LAUNCHER := $(CCACHE)
+  endif
+endif
+
+# Where the kernel places memory at random over a wide range, the sanitizers of GCC 12 do not
+# find room for their shadow and stop at the start.
+NO_RANDOM := $(shell setarch -R true >/dev/null 2>&1 && echo setarch -R)
+
+build: setup build/release/build.ninja  ## build the library, the program, tests and examples (build/release)
+	cmake --build --preset release -j $(JOBS)
+
+test: build  ## build, then run all tests
+	ctest --preset release
+
+test-sanitize: setup build/asan/build.ninja build/tsan/build.ninja  ## run the tests with address, undefined and thread sanitizers
+	$(NO_RANDOM) cmake --build --preset asan -j $(JOBS)
+	$(NO_RANDOM) ctest --preset asan
+	$(NO_RANDOM) cmake --build --preset tsan -j $(JOBS)
+	$(NO_RANDOM) ctest --preset tsan
+
+test-clang: setup-lint  ## build and test with Clang, the second compiler
+	cmake --preset clang -DCMAKE_CXX_COMPILER="$$(scripts/llvm.sh clang++)"
+	cmake --build --preset clang -j $(JOBS)
+	ctest --preset clang
+
+demo: setup build/release/build.ninja  ## build and run examples/route_tokens.cpp
+	cmake --build --preset release -j $(JOBS) --target route_tokens
+	build/release/bin/route_tokens
+
+bench: setup build/release/build.ninja  ## time the ops, beside PyTorch or MLX if importable; ARGS="..." is passed on
+	cmake --build --preset release -j $(JOBS) --target mlxtape_cli
+	@if $(PYTHON) -c 'import torch' 2>/dev/null || $(PYTHON) -c 'import mlx.core' 2>/dev/null; then \
+	  set -- --peers bench/peers/cpu_peers.py; \
+	else \
+	  set --; \
+	  echo 'bench: $(PYTHON) has neither torch nor mlx, so no peers to compare with'; \
+	fi; \
+	set -x; build/release/bin/mlxtape bench ops "$$@" $(ARGS)
+
+lint: setup-lint build/release/build.ninja  ## check layout, bugs, layers, tree and that headers stand alone
+	JOBS=$(JOBS) scripts/lint.sh
+
+format: setup-lint  ## lay out all C++ files
+	scripts/lint.sh --fix-format
+
+clean:  ## remove build/
+	rm -rf build
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-22s%s\n", $$1, $$2 }'
+
+setup:
+	@scripts/setup.sh
+setup-lint:
+	@scripts/setup.sh lint
+
+# The build regenerates itself after this; the presets are the one thing it does not watch.
+build/%/build.ninja: CMakePresets.json | setup
+	cmake --preset $*
+	@touch $@

@@ -1,0 +1,215 @@
+#include "bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <ostream>
+#include <regex>
+
+#include "allocations.h"
+#include "floor.h"
+#include "mlxtape/core/threads.h"
+#include "peers.h"
+#include "support/bench_list.h"
+
+namespace mlxtape::bench {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using nlohmann::json;
+using test::BenchCase;
+
+constexpr int kRounds = 4;  // each contender's time is cut into this many turns
+
+double microseconds(Clock::duration d) {
+  return std::chrono::duration<double, std::micro>(d).count();
+}
+
+// Appends samples of one call's time until `seconds` are spent, at least three. Short calls are
+// timed in groups, so that reading the clock costs nothing.
+void sample(const std::function<void()>& call, double seconds, std::vector<double>& samples) {
+  const auto start = Clock::now();
+  call();
+  const double once = std::max(0.01, microseconds(Clock::now() - start));
+  const int group = std::clamp(static_cast<int>(50 / once), 1, 10000);
+  const auto end = start + std::chrono::duration<double>(seconds);
+  for (int taken = 0; taken < 3 || Clock::now() < end; ++taken) {
+    const auto from = Clock::now();
+    for (int i = 0; i < group; ++i) call();
+    samples.push_back(microseconds(Clock::now() - from) / group);
+  }
+}
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v.empty() ? 0 : (v[(v.size() - 1) / 2] + v[v.size() / 2]) / 2;
+}
+
+double best(const std::vector<double>& v) { return *std::min_element(v.begin(), v.end()); }
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  char text[16];
+  std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
+  return text;
+}
+
+void write_json(const std::string& path, const json& report) {
+  if (path.empty()) return;
+  const std::string aside = path + ".tmp";
+  std::ofstream file(aside);
+  file << report.dump(1) << "\n";
+  file.close();
+  if (!file || std::rename(aside.c_str(), path.c_str()) != 0) {
+    throw Error(Errc::kIo, "bench: the result file must be writable, got " + path);
+  }
+}
+
+void empty_kernel(const KernelCall&) {}
+
+// What a dispatch costs when the kernel does nothing.
+double empty_dispatch_us(CommandEncoder& encoder) {
+  KernelRegistry& registry = KernelRegistry::instance();
+  const char* name = "bench_empty_f32";
+  if (!registry.has(encoder.backend(), name)) {
+    registry.add(encoder.backend(), name, empty_kernel);
+  }
+  const Kernel& kernel = registry.find(encoder.backend(), name);
+  const Tensor in = encoder.zeros({16}, DType::kF32);
+  const Tensor out = encoder.zeros({16}, DType::kF32);
+  std::vector<double> samples;
+  sample([&] { encoder.dispatch(kernel, 0, {in}, {out}); }, 0.2, samples);
+  return median(samples);
+}
+
+// Bytes read and written per second by a large streamed copy, all threads.
+double copy_gbps(Device& device) {
+  constexpr std::int64_t kBytes = std::int64_t{256} << 20;
+  const Floor copy(device, kBytes, 1, kBytes, 1);
+  std::vector<double> samples;
+  sample([&] { copy.run(); }, 0.5, samples);
+  return 2 * kBytes / median(samples) / 1e3;
+}
+
+class Row {
+ public:
+  Row(const char* op, const BenchCase& bench) : op_(op), case_(&bench) {}
+
+  std::string name() const {
+    return std::string(op_) + " " + (case_->form.empty() ? "" : case_->form + " ") + case_->pass +
+           " " + case_->shape + " " + name_of(case_->dtype);
+  }
+
+  json measure(CommandEncoder& encoder, const BenchConfig& config, Peers* peers) {
+    Device& device = encoder.device();
+    const test::BenchCall call = case_->prepare(encoder);
+    call();
+    const Floor floor(device, case_->read_bytes, case_->read_streams, case_->write_bytes,
+                      case_->write_streams);
+    floor.run();
+    device.memory().reset_peak();
+    call();
+    const std::size_t held = device.memory().stats().peak - floor_bytes();
+    const std::uint64_t before = allocations() + device.memory().stats().allocations;
+    call();
+    const std::uint64_t news = allocations() + device.memory().stats().allocations - before;
+
+    std::vector<double> ours, bare, host;
+    Samples theirs;
+    for (int round = 0; round < kRounds; ++round) {
+      const double turn = config.seconds / kRounds;
+      sample([&] { floor.run(); }, turn, bare);
+      sample(call, turn, ours);
+      if (peers != nullptr) {
+        for (auto& [peer, times] : peers->measure(request(turn))) {
+          auto& all = theirs[peer];
+          all.insert(all.end(), times.begin(), times.end());
+        }
+      }
+    }
+    encoder.set_launching(false);
+    sample(call, 0.01, host);
+    encoder.set_launching(true);
+
+    json row = {{"op", op_}, {"pass", case_->pass}, {"shape", case_->shape},
+                {"dtype", name_of(case_->dtype)}, {"us", median(ours)}, {"best_us", best(ours)},
+                {"floor_us", median(bare)}, {"percent", 100 * median(bare) / median(ours)},
+                {"gbps", static_cast<double>(case_->read_bytes + case_->write_bytes) /
+                             median(ours) / 1e3},
+                {"host_us", median(host)}, {"allocations", news}, {"peak_bytes", held}};
+    if (!case_->form.empty()) row["form"] = case_->form;
+    row["peers"] = json::object();
+    for (const auto& [peer, times] : theirs) row["peers"][peer] = median(times);
+    return row;
+  }
+
+ private:
+  std::size_t floor_bytes() const {
+    return static_cast<std::size_t>(case_->read_bytes + case_->write_bytes);
+  }
+  std::string request(double seconds) const {
+    return json{{"op", op_}, {"form", case_->form}, {"pass", case_->pass},
+                {"shape", case_->shape}, {"dtype", name_of(case_->dtype)},
+                {"seconds", seconds}, {"threads", threads()}}.dump();
+  }
+
+  const char* op_;
+  const BenchCase* case_;
+};
+
+void print_row(std::ostream& out, const std::string& name, const json& row) {
+  char line[256];
+  std::snprintf(line, sizeof line, "%-52s %10.1f %10.1f %8.2f %6.0f %% %7.2f %6d", name.c_str(),
+                row["us"].get<double>(), row["best_us"].get<double>(), row["gbps"].get<double>(),
+                row["percent"].get<double>(), row["host_us"].get<double>(),
+                row["allocations"].get<int>());
+  out << line;
+  for (const auto& [peer, us] : row["peers"].items()) {
+    std::snprintf(line, sizeof line, "  %s %.1f (%.2fx)", peer.c_str(), us.get<double>(),
+                  us.get<double>() / row["us"].get<double>());
+    out << line;
+  }
+  out << std::endl;
+}
+
+}  // namespace
+
+void run_ops(Device& device, const BenchConfig& config, std::ostream& out) {
+  const std::regex wanted(config.filter.empty() ? ".*" : config.filter);
+  const auto encoder = device.make_encoder();
+  std::unique_ptr<Peers> peers;
+  if (!config.peers_script.empty()) {
+    peers = std::make_unique<Peers>(config.python, config.peers_script);
+  }
+  json report = {{"schema", 1}, {"machine", device.name()}, {"backend", name_of(device.backend())},
+                 {"device", device.name()}, {"commit", config.commit}, {"date", today()},
+                 {"threads", threads()}, {"copy_gbps", copy_gbps(device)},
+                 {"empty_dispatch_us", empty_dispatch_us(*encoder)}, {"rows", json::array()}};
+  char line[160];
+  std::snprintf(line, sizeof line, "%s, %d threads, copy %.1f GB/s, empty dispatch %.3f us",
+                device.name().c_str(), threads(), report["copy_gbps"].get<double>(),
+                report["empty_dispatch_us"].get<double>());
+  out << line << "\n";
+  std::snprintf(line, sizeof line, "%-52s %10s %10s %8s %8s %7s %6s  %s", "op pass shape dtype",
+                "us", "best us", "GB/s", "floor", "host us", "allocs", "peers: us (their time / ours)");
+  out << line << std::endl;
+  for (const test::BenchOp& op : test::bench_ops()) {
+    for (const BenchCase& bench : op.cases()) {
+      Row row(op.name, bench);
+      if (!std::regex_search(row.name(), wanted)) continue;
+      const json result = row.measure(*encoder, config, peers.get());
+      print_row(out, row.name(), result);
+      report["rows"].push_back(result);
+      write_json(config.json_path, report);
+      device.memory().trim();
+    }
+  }
+}
+
+}  // namespace mlxtape::bench

@@ -1,0 +1,25 @@
+// Measures every op's bench cases on one device, beside the bare loop that moves as many bytes and
+// beside other libraries. How and why: bench/protocol.md.
+#pragma once
+
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include "mlxtape/core/device.h"
+
+namespace mlxtape::bench {
+
+struct BenchConfig {
+  std::string filter;        // a regular expression on "op form pass shape dtype"; empty = all
+  std::string json_path;     // empty = no file
+  std::string peers_script;  // a program that speaks the protocol of bench/peers; empty = none
+  std::string python = "python3";
+  std::string commit = "unknown";
+  double seconds = 0.5;  // measuring time per row and contender
+};
+
+// Prints a table as it goes; the JSON file is brought up to date after every row.
+void run_ops(Device& device, const BenchConfig& config, std::ostream& out);
+
+}  // namespace mlxtape::bench

@@ -1,0 +1,231 @@
+"""Times PyTorch and MLX on the CPU for `mlxtape bench ops --peers`.
+
+Reads one request a line, {"op", "form", "pass", "shape", "dtype", "seconds", "threads"}, and answers
+with one line, {"torch": [us, ...], "mlx": [us, ...]}: the libraries that can be imported and have
+the operation. Inputs are made once per row and kept while the same row is asked for again. A
+backward is timed alone: its forward ran before.
+"""
+
+import json
+import sys
+import time
+
+try:
+    import torch
+    import torch.nn.functional as F
+except ImportError:
+    torch = None
+try:
+    import mlx.core as mx
+    import mlx.nn as mlx_nn
+
+    mx.set_default_device(mx.cpu)
+except ImportError:
+    mx = None
+
+EPS = 1e-6
+
+
+def sizes(shape):
+    return [int(n) for n in shape.split("x")]
+
+
+class Torch:
+    """Each method returns a function to time. Data: normal, like ours."""
+
+    def __init__(self, dtype, threads):
+        torch.set_num_threads(threads)
+        self.dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype]
+        torch.manual_seed(1)
+
+    def randn(self, *shape):
+        block = torch.randn(min(1000003, int(torch.Size(shape).numel())))
+        n = int(torch.Size(shape).numel())
+        return block.repeat((n + len(block) - 1) // len(block))[:n].to(self.dtype).reshape(shape)
+
+    @staticmethod
+    def backward_of(y, inputs, dy):
+        return lambda: torch.autograd.grad(y, inputs, dy, retain_graph=True)
+
+    def softmax(self, form, direction, rows, cols):
+        x = self.randn(rows, cols)
+        if direction == "fwd":
+            return lambda: torch.softmax(x, -1)
+        y, dy = torch.softmax(x, -1), self.randn(rows, cols)
+        return lambda: torch._softmax_backward_data(dy, y, -1, self.dtype)
+
+    def rms_norm(self, form, direction, rows, cols):
+        grad = direction == "bwd"
+        x = self.randn(rows, cols).requires_grad_(grad)
+        w = self.randn(cols).requires_grad_(grad)
+        other = self.randn(rows, cols).requires_grad_(grad)
+        if form == "residual":
+            run = lambda: F.rms_norm(x + other, (cols,), w, EPS)
+        elif form == "gated":
+            run = lambda: F.rms_norm(x, (cols,), w, EPS) * F.silu(other)
+        else:
+            run = lambda: F.rms_norm(x, (cols,), w, EPS)
+        if not grad:
+            return run
+        inputs = (x, w) if form == "" else (x, w, other)
+        return self.backward_of(run(), inputs, self.randn(rows, cols))
+
+    def conv1d_depthwise_causal(self, form, direction, tokens, channels, taps):
+        grad = direction == "bwd"
+        w = self.randn(channels, 1, taps).requires_grad_(grad)
+        act = F.silu if form in ("silu", "step") else (lambda v: v)
+        if form == "step":
+            state, x = self.randn(tokens, taps - 1, channels), self.randn(tokens, 1, channels)
+            wt = w.detach()[:, 0, :].t().contiguous()
+
+            def step():
+                window = torch.cat([state, x], 1)
+                state.copy_(window[:, 1:])
+                return F.silu((window * wt).sum(1))
+
+            return step
+        # PyTorch's own layout [1, C, T], which it is fastest on.
+        x = self.randn(1, channels, tokens).requires_grad_(grad)
+        run = lambda: act(F.conv1d(x, w, groups=channels, padding=taps - 1)[..., :tokens])
+        if not grad:
+            return run
+        return self.backward_of(run(), (x, w), self.randn(1, channels, tokens))
+
+    def take_along_axis(self, form, direction, rows, cols, k):
+        indices = torch.rand(rows, cols).topk(k, -1).indices
+        if direction == "fwd":
+            x = self.randn(rows, cols)
+            return lambda: torch.gather(x, 1, indices)
+        dy = self.randn(rows, k)
+        return lambda: torch.zeros(rows, cols, dtype=self.dtype).scatter_add_(1, indices, dy)
+
+    def moe_route(self, form, direction, tokens, experts, k):
+        logits = self.randn(tokens, experts).requires_grad_(direction == "bwd")
+
+        def run():
+            gates = torch.softmax(logits, -1, dtype=torch.float32)
+            scores, indices = torch.topk(gates, k, -1)
+            if form != "full":
+                scores = scores / scores.sum(-1, keepdim=True)
+            return scores.to(self.dtype), indices
+
+        if direction == "fwd":
+            return lambda: torch.bincount(run()[1].flatten(), minlength=experts)
+        return self.backward_of(run()[0], (logits,), self.randn(tokens, k))
+
+
+class Mlx:
+    def __init__(self, dtype, threads):
+        self.dtype = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}[dtype]
+        mx.random.seed(1)
+
+    def randn(self, *shape):
+        value = mx.random.normal(shape).astype(self.dtype)
+        mx.eval(value)
+        return value
+
+    @staticmethod
+    def run(fn):
+        return lambda: mx.eval(fn())
+
+    def backward_of(self, fn, inputs, dy):
+        return self.run(lambda: mx.vjp(fn, inputs, [dy])[1])
+
+    def softmax(self, form, direction, rows, cols):
+        x = self.randn(rows, cols)
+        if direction == "fwd":
+            return self.run(lambda: mx.softmax(x, -1, precise=True))
+        y, dy = mx.softmax(x, -1, precise=True), self.randn(rows, cols)
+        mx.eval(y)
+        return self.run(lambda: y * (dy - (y * dy).sum(-1, keepdims=True)))
+
+    def rms_norm(self, form, direction, rows, cols):
+        x, w, other = self.randn(rows, cols), self.randn(cols), self.randn(rows, cols)
+        if form == "residual":
+            fn = lambda x, w, o: mx.fast.rms_norm(x + o, w, EPS)
+        elif form == "gated":
+            fn = lambda x, w, o: mx.fast.rms_norm(x, w, EPS) * mlx_nn.silu(o)
+        else:
+            fn = lambda x, w, o: mx.fast.rms_norm(x, w, EPS)
+        if direction == "fwd":
+            return self.run(lambda: fn(x, w, other))
+        if form == "":
+            return self.backward_of(lambda x, w: fn(x, w, None), [x, w], self.randn(rows, cols))
+        return self.backward_of(fn, [x, w, other], self.randn(rows, cols))
+
+    def conv1d_depthwise_causal(self, form, direction, tokens, channels, taps):
+        act = mlx_nn.silu if form in ("silu", "step") else (lambda v: v)
+        w = self.randn(channels, taps, 1)
+        if form == "step":
+            state, x = self.randn(tokens, taps - 1, channels), self.randn(tokens, 1, channels)
+            return self.run(lambda: act(mx.conv1d(mx.concatenate([state, x], 1), w, groups=channels)))
+        x = self.randn(1, tokens, channels)
+        fn = lambda x, w: act(
+            mx.conv1d(mx.pad(x, [(0, 0), (taps - 1, 0), (0, 0)]), w, groups=channels)
+        )
+        if direction == "fwd":
+            return self.run(lambda: fn(x, w))
+        return self.backward_of(fn, [x, w], self.randn(1, tokens, channels))
+
+    def take_along_axis(self, form, direction, rows, cols, k):
+        indices = mx.argpartition(mx.random.normal((rows, cols)), -k, -1)[:, -k:]
+        mx.eval(indices)
+        if direction == "fwd":
+            x = self.randn(rows, cols)
+            return self.run(lambda: mx.take_along_axis(x, indices, -1))
+        x, dy = self.randn(rows, cols), self.randn(rows, k)
+        return self.backward_of(lambda x: mx.take_along_axis(x, indices, -1), [x], dy)
+
+    def moe_route(self, form, direction, tokens, experts, k):
+        logits = self.randn(tokens, experts)
+
+        def fn(logits):
+            gates = mx.softmax(logits, -1, precise=True)
+            indices = mx.stop_gradient(mx.argpartition(gates, -k, -1)[:, -k:])
+            scores = mx.take_along_axis(gates, indices, -1)
+            return scores if form == "full" else scores / scores.sum(-1, keepdims=True)
+
+        if direction == "fwd":
+            return self.run(lambda: fn(logits))
+        return self.backward_of(fn, [logits], self.randn(tokens, k))
+
+
+def sample(call, seconds):
+    start = time.perf_counter()
+    call()
+    once = max(time.perf_counter() - start, 1e-7)
+    if once > 4 * seconds:  # far too slow to be repeated: one sample, its own warm-up
+        return [once * 1e6]
+    group = max(1, min(1000, int(50e-6 / once)))
+    end = start + seconds
+    samples = []
+    while len(samples) < 3 or time.perf_counter() < end:
+        begin = time.perf_counter()
+        for _ in range(group):
+            call()
+        samples.append((time.perf_counter() - begin) * 1e6 / group)
+    return samples
+
+
+def main():
+    peers = {name: kind for name, kind, lib in (("torch", Torch, torch), ("mlx", Mlx, mx)) if lib}
+    key, calls = None, {}
+    for line in sys.stdin:
+        ask = json.loads(line)
+        wanted = tuple(ask[k] for k in ("op", "form", "pass", "shape", "dtype", "threads"))
+        if wanted != key:
+            key, calls = wanted, {}
+            for name, kind in peers.items():
+                try:
+                    make = getattr(kind(ask["dtype"], ask["threads"]), ask["op"], None)
+                    if make:
+                        calls[name] = make(ask["form"], ask["pass"], *sizes(ask["shape"]))
+                        calls[name]()
+                except Exception as error:  # a type or a form that this library lacks
+                    print(f"peers: {name} {line.strip()}: {error}", file=sys.stderr)
+                    calls.pop(name, None)
+        print(json.dumps({n: sample(c, ask["seconds"]) for n, c in calls.items()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+# cmake -DROOT=<source dir> -P check_tree.cmake : the rules about files that no compiler checks.
+cmake_minimum_required(VERSION 3.25)
+
+set(header_entries Formula Gradient Layout Types Cost Limits)
+set(max_lines 800)
+set(max_header_lines 160)  # of a public header
+
+# pattern ; what to say. Not for this file, which must name them.
+set(forbidden
+    "[^A-Za-z0-9_.}]/(home|root|Users|mnt|workspace)/" "an absolute path of somebody's machine"
+    "TODO($|[^(])|TODO\\([^#]" "write TODO(#issue) or nothing"
+    "(^|[^A-Za-z0-9_])(FIXME|XXX|HACK)([^A-Za-z0-9_]|$)" "write TODO(#issue) or nothing"
+    "\n(<<<<<<<|=======|>>>>>>>)[ \n]" "a merge that was not finished"
+    "[Cc]o-[Aa]uthored-[Bb]y|[Gg]enerated with " "authorship belongs in the commit")
+
+# ---- ops: the list, the folders, the headers ----
+
+file(STRINGS ${ROOT}/src/ops/ops.list ops REGEX "^[^#]")
+set(sorted ${ops})
+list(SORT sorted)
+list(REMOVE_DUPLICATES sorted)
+if(NOT ops STREQUAL sorted)
+  message(SEND_ERROR "src/ops/ops.list: must be sorted, each op once")
+endif()
+foreach(op IN LISTS ops)
+  if(NOT op MATCHES "^[a-z][a-z0-9_]*$")
+    message(SEND_ERROR "src/ops/ops.list: '${op}' must be snake_case")
+    continue()
+  endif()
+  set(header include/mlxtape/ops/${op}.h)
+  foreach(file IN ITEMS ${header} src/ops/${op}/${op}.cpp src/ops/${op}/${op}_args.h
+                        src/ops/${op}/${op}.cpu.cpp src/ops/${op}/${op}_test.cpp)
+    if(NOT EXISTS ${ROOT}/${file})
+      message(SEND_ERROR "${file}: missing, and ${op} is in ops.list")
+    endif()
+  endforeach()
+  if(EXISTS ${ROOT}/${header})
+    file(READ ${ROOT}/${header} text)
+    foreach(entry IN LISTS header_entries)
+      if(NOT text MATCHES "\n// ${entry} +[^ \n]")
+        message(SEND_ERROR "${header}: the entry '${entry}' is missing")
+      endif()
+    endforeach()
+  endif()
+endforeach()
+file(GLOB folders RELATIVE ${ROOT}/src/ops LIST_DIRECTORIES true ${ROOT}/src/ops/*)
+file(GLOB headers RELATIVE ${ROOT}/include/mlxtape/ops ${ROOT}/include/mlxtape/ops/*.h)
+list(TRANSFORM headers REPLACE "\\.h$" "")
+foreach(name IN LISTS folders headers)
+  if((IS_DIRECTORY ${ROOT}/src/ops/${name} OR name IN_LIST headers) AND NOT name IN_LIST ops)
+    message(SEND_ERROR "ops: ${name} has a folder or header but no line in src/ops/ops.list")
+  endif()
+endforeach()
+
+# ---- every text file ----
+
+function(complain file text pattern what)
+  string(REGEX MATCH "${pattern}" found "${text}")
+  string(FIND "${text}" "${found}" at)
+  string(SUBSTRING "${text}" 0 ${at} before)
+  string(REGEX MATCHALL "\n" breaks "${before}")
+  list(LENGTH breaks line)
+  math(EXPR line "${line} + 1")
+  message(SEND_ERROR "${file}:${line}: ${what}")
+endfunction()
+
+file(GLOB files RELATIVE ${ROOT} ${ROOT}/* ${ROOT}/.clang* ${ROOT}/.editorconfig ${ROOT}/.ci/*)
+foreach(folder IN ITEMS include src tests bench cmake scripts examples docs lab)
+  file(GLOB_RECURSE more RELATIVE ${ROOT} ${ROOT}/${folder}/*)
+  list(APPEND files ${more})
+endforeach()
+list(FILTER files INCLUDE REGEX
+     "\\.(h|cpp|cu|cuh|mm|metal|cmake|in|list|py|sh|md|txt|json)$|^(Makefile|\\.[a-z-]+|\\.ci/.*)$")
+list(FILTER files EXCLUDE REGEX "^(bench/results/|CMakeUserPresets)|/__pycache__/")
+set(seen 0)
+foreach(file IN LISTS files)
+  if(IS_DIRECTORY ${ROOT}/${file} OR file STREQUAL "cmake/check_tree.cmake")
+    continue()
+  endif()
+  math(EXPR seen "${seen} + 1")
+  file(READ ${ROOT}/${file} text)
+  # Brackets and semicolons would be read as list syntax further down.
+  string(REGEX REPLACE "[][;\\\\]" "|" text "${text}")
+
+  string(REGEX MATCHALL "\n" breaks "${text}")
+  list(LENGTH breaks lines)
+  if(file MATCHES "\\.(h|cpp|cu|cuh|mm|metal|cmake|py|sh)$" AND lines GREATER max_lines)
+    message(SEND_ERROR "${file}: ${lines} lines, at most ${max_lines}")
+  endif()
+  if(file MATCHES "^include/" AND lines GREATER max_header_lines)
+    message(SEND_ERROR "${file}: ${lines} lines, at most ${max_header_lines} in a public header")
+  endif()
+  if(NOT file STREQUAL "Makefile" AND text MATCHES "\t")
+    complain(${file} "${text}" "\t" "a tab")
+  endif()
+  if(text MATCHES "[ \t\r]\n")
+    complain(${file} "${text}" "[ \t\r]\n" "space at the end of the line")
+  endif()
+  if(NOT text STREQUAL "" AND NOT text MATCHES "\n$")
+    message(SEND_ERROR "${file}: the last line has no end")
+  endif()
+  set(rules ${forbidden})
+  while(rules)
+    list(POP_FRONT rules pattern what)
+    if(text MATCHES "${pattern}")
+      complain(${file} "${text}" "${pattern}" "${what}")
+    endif()
+  endwhile()
+endforeach()
+if(seen EQUAL 0)
+  message(SEND_ERROR "no file found under ${ROOT}")
+endif()

@@ -1,0 +1,123 @@
+// The mlxtape program: flags -> a job's config -> run. Results go to stdout, errors to stderr;
+// exit 0 done, 1 failed, 2 called wrongly.
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <iostream>
+
+#include "backends/cpu/targets.h"
+#include "commit.h"
+#include "mlxtape/core/device.h"
+#include "mlxtape/core/registry.h"
+#include "mlxtape/core/threads.h"
+#ifdef MLXTAPE_HAS_CASES
+#include <gtest/gtest.h>
+
+#include "bench.h"
+#endif
+
+namespace {
+
+using namespace mlxtape;
+
+void info() {
+  std::printf("mlxtape %s (%s)\n", MLXTAPE_VERSION, MLXTAPE_COMMIT);
+  for (Device* device : Device::all()) {
+    std::printf("%s\n  %.1f GiB memory, %d cores, %d threads used, instruction sets:",
+                device->name().c_str(),
+                static_cast<double>(device->limits().memory_bytes) / (1024.0 * 1024 * 1024),
+                device->limits().compute_units, threads());
+    for (const std::string& target : cpu::available_targets()) std::printf(" %s", target.c_str());
+    std::printf("\n  %zu kernels\n", KernelRegistry::instance().names(device->backend()).size());
+  }
+}
+
+void list_kernels() {
+  for (Device* device : Device::all()) {
+    for (const std::string& name : KernelRegistry::instance().names(device->backend())) {
+      std::printf("%s %s\n", name_of(device->backend()), name.c_str());
+    }
+  }
+}
+
+#ifdef MLXTAPE_HAS_CASES
+int selftest(const std::string& filter) {
+  testing::InitGoogleTest();
+  testing::GTEST_FLAG(filter) = filter;
+  return RUN_ALL_TESTS();
+}
+#endif
+
+int run(int argc, char** argv) {
+  CLI::App app{"mlxtape: trains, distils, quantises and runs MLX-format language models."};
+  app.require_subcommand(1);
+  app.set_version_flag("--version", std::string(MLXTAPE_VERSION) + " (" + MLXTAPE_COMMIT + ")");
+  int thread_count = 0;
+  std::string target;
+  app.add_option("--threads", thread_count, "CPU threads; 0 = one per core")
+      ->check(CLI::Range(0, 1024));
+  app.add_option("--cpu-target", target, "use no better instruction set than this (see info)");
+
+  CLI::App* info_command = app.add_subcommand("info", "what this machine and this build have");
+  CLI::App* kernels_command = app.add_subcommand("kernels", "every kernel, by backend");
+#ifdef MLXTAPE_HAS_CASES
+  CLI::App* bench_command = app.add_subcommand("bench", "measure this machine");
+  bench_command->require_subcommand(1);
+  CLI::App* bench_ops = bench_command->add_subcommand(
+      "ops", "every operation: time, bandwidth, share of what the memory allows");
+  bench::BenchConfig config;
+  config.commit = MLXTAPE_COMMIT;
+  bench_ops->add_option("--filter", config.filter,
+                        "only rows matching this expression, e.g. 'softmax bwd .* bf16'");
+  bench_ops->add_option("--json", config.json_path, "also write the rows to this file");
+  bench_ops->add_option("--peers", config.peers_script,
+                        "measure other libraries too: bench/peers/cpu_peers.py");
+  bench_ops->add_option("--python", config.python, "the Python that has them")->capture_default_str();
+  bench_ops->add_option("--seconds", config.seconds, "time for each row and contender")
+      ->capture_default_str()
+      ->check(CLI::Range(0.001, 60.0));
+  CLI::App* selftest_command = app.add_subcommand(
+      "selftest", "check every kernel on this machine against its formula in double precision");
+  std::string test_filter = "*";
+  selftest_command->add_option("--filter", test_filter, "only these tests, e.g. '*Softmax*'");
+#endif
+
+  // CLI11 calls an unknown word "a subcommand is required": say which word.
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp& e) {
+    return app.exit(e);
+  } catch (const CLI::CallForAllHelp& e) {
+    return app.exit(e);
+  } catch (const CLI::CallForVersion& e) {
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    std::fprintf(stderr, "mlxtape: %s", e.what());
+    if (argc > 1 && argv[1][0] != '-' && app.get_subcommands().empty()) {
+      std::fprintf(stderr, ", got '%s'", argv[1]);
+    }
+    std::fprintf(stderr, "\nRun mlxtape --help for the commands.\n");
+    return 2;
+  }
+
+  set_threads(thread_count);
+  if (!target.empty()) cpu::limit_target(target);
+  if (*info_command) info();
+  if (*kernels_command) list_kernels();
+#ifdef MLXTAPE_HAS_CASES
+  if (*bench_ops) bench::run_ops(Device::cpu(), config, std::cout);
+  if (*selftest_command) return selftest(test_filter);
+#endif
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "mlxtape: %s\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,204 @@
+// The vector helpers of the CPU kernels, on every instruction set of this machine: conversions
+// against the scalar ones for all 16-bit values, exp against double over its whole range.
+#include "backends/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backends/cpu_simd_test.cpp"
+#include <hwy/foreach_target.h>
+
+#include "backends/cpu/device/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace mlxtape::ops::HWY_NAMESPACE {
+
+// Plain functions over arrays, so that the tests need no vector types. n need not fill a vector.
+void run_exp(const float* x, float* y, std::size_t n) {
+  const DF d;
+  write_row<false>(d, y, n, [&](std::size_t i) HWY_ATTR { return exp_f32(d, load(d, x + i)); },
+                   [&](std::size_t i, std::size_t count) HWY_ATTR {
+                     return exp_f32(d, load_n(d, x + i, count));
+                   });
+}
+
+template <class T, bool kStream>
+void run_copy(const T* from, T* to, std::size_t n) {
+  const DF d;
+  write_row<kStream>(d, to, n, [&](std::size_t i) HWY_ATTR { return load(d, from + i); },
+                     [&](std::size_t i, std::size_t count) HWY_ATTR {
+                       return load_n(d, from + i, count);
+                     });
+}
+
+void copy_f32(const float* from, float* to, std::size_t n, bool stream) {
+  stream ? run_copy<float, true>(from, to, n) : run_copy<float, false>(from, to, n);
+}
+void copy_f16(const F16* from, F16* to, std::size_t n, bool stream) {
+  stream ? run_copy<F16, true>(from, to, n) : run_copy<F16, false>(from, to, n);
+}
+void copy_bf16(const BF16* from, BF16* to, std::size_t n, bool stream) {
+  stream ? run_copy<BF16, true>(from, to, n) : run_copy<BF16, false>(from, to, n);
+}
+
+template <class T>
+void run_narrow(const float* from, T* to, std::size_t n) {
+  const DF d;
+  write_row<false>(d, to, n, [&](std::size_t i) HWY_ATTR { return load(d, from + i); },
+                   [&](std::size_t i, std::size_t count) HWY_ATTR {
+                     return load_n(d, from + i, count);
+                   });
+}
+void narrow_f16(const float* from, F16* to, std::size_t n) { run_narrow(from, to, n); }
+void narrow_bf16(const float* from, BF16* to, std::size_t n) { run_narrow(from, to, n); }
+
+}  // namespace mlxtape::ops::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include "mlxtape/base/error.h"
+
+namespace mlxtape::ops {
+HWY_EXPORT(run_exp);
+HWY_EXPORT(copy_f32);
+HWY_EXPORT(copy_f16);
+HWY_EXPORT(copy_bf16);
+HWY_EXPORT(narrow_f16);
+HWY_EXPORT(narrow_bf16);
+}  // namespace mlxtape::ops
+
+namespace mlxtape::ops {
+namespace {
+
+class CpuSimd : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override { cpu::limit_target(GetParam()); }
+  void TearDown() override { cpu::limit_target(cpu::available_targets().front()); }
+};
+
+std::vector<float> exp_of(const std::vector<float>& x) {
+  std::vector<float> y(x.size());
+  HWY_DYNAMIC_DISPATCH(run_exp)(x.data(), y.data(), x.size());
+  return y;
+}
+
+TEST_P(CpuSimd, ExpIsWithinTwoUlp) {
+  std::vector<float> x;
+  for (float v = -104.5F; v < 89; v += 3.1e-5F) x.push_back(v);
+  const std::vector<float> y = exp_of(x);
+  double worst = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double want = std::exp(static_cast<double>(x[i]));
+    int exponent = 0;
+    std::frexp(want, &exponent);
+    const double ulp = std::ldexp(1, std::max(exponent - 24, -149));
+    if (want > 3.4028235677973366e38) {
+      ASSERT_TRUE(std::isinf(y[i])) << x[i];
+      continue;
+    }
+    const double error = std::abs(y[i] - want) / ulp;
+    worst = std::max(worst, error);
+    ASSERT_LE(error, 2) << "exp(" << x[i] << ")";
+  }
+  RecordProperty("worst_ulp", std::to_string(worst));
+  std::printf("exp: at most %.2f ulp on %s\n", worst, GetParam().c_str());
+}
+
+TEST_P(CpuSimd, ExpAtItsEdges) {
+  const float inf = INFINITY;
+  const auto y = exp_of({-inf, 0, -0.0F, inf, NAN, -1e30F, 1e30F, -104.0F, 88.72F, -87.3F});
+  EXPECT_EQ(y[0], 0);
+  EXPECT_EQ(y[1], 1);
+  EXPECT_EQ(y[2], 1);
+  EXPECT_EQ(y[3], inf);
+  EXPECT_TRUE(std::isnan(y[4]));
+  EXPECT_EQ(y[5], 0);
+  EXPECT_EQ(y[6], inf);
+  EXPECT_EQ(y[7], 0);
+  EXPECT_TRUE(std::isfinite(y[8]));
+  EXPECT_GT(y[9], 0);
+}
+
+// Every length and every misalignment around a few vectors; nothing beyond the row is touched.
+template <class T, class Copy>
+void check_rows(const Copy& copy) {
+  for (std::size_t n = 0; n < 80; ++n) {
+    for (const std::size_t shift : {0, 1, 5, 16, 31}) {
+      std::vector<T> from(n + 40), to(n + 160, T(77.0F));
+      for (std::size_t i = 0; i < from.size(); ++i) from[i] = T(static_cast<float>(i + 1));
+      for (const bool stream : {false, true}) {
+        copy(from.data() + shift, to.data() + 64 + shift, n, stream);
+        for (std::size_t i = 0; i < to.size(); ++i) {
+          const bool inside = i >= 64 + shift && i < 64 + shift + n;
+          const float want = inside ? static_cast<float>(i - 64 + 1) : 77.0F;
+          ASSERT_EQ(static_cast<float>(to[i]), want) << n << " from " << shift << " at " << i;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(CpuSimd, RowsOfEveryLengthAndAlignment) {
+  check_rows<float>(HWY_DYNAMIC_DISPATCH(copy_f32));
+  check_rows<F16>(HWY_DYNAMIC_DISPATCH(copy_f16));
+  check_rows<BF16>(HWY_DYNAMIC_DISPATCH(copy_bf16));
+}
+
+template <class T, class Copy>
+void check_all_values(const Copy& copy) {
+  std::vector<T> all(65536), back(65536);
+  for (std::uint32_t i = 0; i < 65536; ++i) all[i].bits = static_cast<std::uint16_t>(i);
+  copy(all.data(), back.data(), all.size(), false);
+  for (std::uint32_t i = 0; i < 65536; ++i) {
+    if (std::isnan(static_cast<float>(all[i]))) {
+      ASSERT_TRUE(std::isnan(static_cast<float>(back[i]))) << i;
+    } else {
+      ASSERT_EQ(all[i].bits, back[i].bits);
+    }
+  }
+}
+
+TEST_P(CpuSimd, EveryHalfSurvivesTheTrip) {
+  check_all_values<F16>(HWY_DYNAMIC_DISPATCH(copy_f16));
+  check_all_values<BF16>(HWY_DYNAMIC_DISPATCH(copy_bf16));
+}
+
+// f32 patterns around every rounding boundary, NaN with every kind of payload among them.
+template <class T, class Narrow>
+void check_rounding(const Narrow& narrow) {
+  std::vector<float> x;
+  for (std::uint32_t high = 0; high < 65536; high += 3) {
+    for (const std::uint32_t low : {0U, 1U, 0xfffU, 0x1000U, 0x1001U, 0x7fffU, 0x8000U, 0x8001U,
+                                    0xefffU, 0xf000U, 0xffffU}) {
+      const float v = std::bit_cast<float>(high << 16U | low);
+      x.push_back(std::isnan(v) ? v + v : v);  // arithmetic hands on quiet NaN only
+    }
+  }
+  std::vector<T> y(x.size());
+  narrow(x.data(), y.data(), x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (std::isnan(x[i])) {
+      ASSERT_TRUE(std::isnan(static_cast<float>(y[i]))) << std::bit_cast<std::uint32_t>(x[i]);
+    } else {
+      ASSERT_EQ(y[i].bits, T(x[i]).bits) << std::bit_cast<std::uint32_t>(x[i]);
+    }
+  }
+}
+
+TEST_P(CpuSimd, NarrowingRoundsAsTheScalarTypesDo) {
+  check_rounding<F16>(HWY_DYNAMIC_DISPATCH(narrow_f16));
+  check_rounding<BF16>(HWY_DYNAMIC_DISPATCH(narrow_bf16));
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, CpuSimd, testing::ValuesIn(cpu::available_targets()),
+                         [](const auto& info) { return info.param; });
+
+TEST(CpuTargets, AnUnknownNameIsRefused) { EXPECT_THROW(cpu::limit_target("AVX9"), Error); }
+
+}  // namespace
+}  // namespace mlxtape::ops
+#endif

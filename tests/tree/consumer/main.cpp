@@ -1,0 +1,14 @@
+// A user's program: one op, on the CPU, from an installed library.
+#include <mlxtape/core/encoder.h>
+#include <mlxtape/ops/softmax.h>
+
+#include <cstdio>
+
+int main() {
+  float logits[] = {1, 1, 1, 1};
+  const auto encoder = mlxtape::Device::cpu().make_encoder();
+  const auto y = mlxtape::ops::softmax(*encoder, mlxtape::Tensor::wrap(logits, {1, 4}));
+  encoder->commit_and_wait();
+  std::printf("softmax: %g\n", y.host<float>()[0]);
+  return y.host<float>()[0] == 0.25F ? 0 : 1;
+}
