@@ -1,10 +1,11 @@
 // CPU kernels of softmax (formula and layout: mlxtape/ops/softmax.h).
 //
-// Rows over threads. Where a row's f32 exponentials fit the cache beside the row, they wait there
-// for their sum; longer rows (of f32) are read again from the second-level cache and their
-// exponentials computed again. The next row is fetched during the arithmetic, so that memory and
-// arithmetic overlap. A row too large for one core's cache is cut over all threads. Bound by
-// memory for f32, by both for 16-bit types: about 13 cycles of arithmetic a vector of 16.
+// Rows over threads, each row in blocks. A block's exponentials are taken relative to the block's
+// own maximum and wait in the cache, as f32, until the row's maximum and sum are known: one
+// factor per block then makes them the result. The maximum of the next block is found in the same
+// loop, so x is read once, in one stream, and memory and arithmetic overlap. A row whose
+// exponentials do not fit one core's cache is cut over all threads. Bound by memory for f32, by
+// both for 16-bit types: about 13 cycles of arithmetic a vector of 16.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/softmax/softmax.cpu.cpp"
 #include <hwy/foreach_target.h>
@@ -19,100 +20,18 @@ HWY_BEFORE_NAMESPACE();
 namespace mlxtape::ops::HWY_NAMESPACE {
 namespace {
 
-constexpr std::int64_t kBlock = 4096;  // columns of a long row that are summed together
+constexpr std::int64_t kBlock = 2048;            // columns with one maximum
 constexpr std::int64_t kCacheBytes = 960 << 10;  // of a 1.25 MiB second-level cache
 constexpr std::int64_t kTile = 256;  // rows side by side when a row is not contiguous
 
-// Columns whose exponentials are kept: f32 rows in the first-level cache, 16-bit rows, which have
-// less time for each element, in the second.
-template <class T>
-constexpr std::int64_t kKept = sizeof(T) == 4 ? 4096 : kCacheBytes / 6;
-
 template <class T>
 HWY_INLINE float row_max(DF d, const T* x, std::size_t n) {
-  const std::size_t lanes = hn::Lanes(d);
   VF m = hn::Set(d, -INFINITY);
-  VF m1 = m, m2 = m, m3 = m;  // four chains: one max takes four cycles
-  std::size_t at = 0;
-  for (; at + 4 * lanes <= n; at += 4 * lanes) {
-    m = hn::Max(m, load(d, x + at));
-    m1 = hn::Max(m1, load(d, x + at + lanes));
-    m2 = hn::Max(m2, load(d, x + at + 2 * lanes));
-    m3 = hn::Max(m3, load(d, x + at + 3 * lanes));
-  }
-  x += at;
-  for_row(d, n - at, [&](std::size_t i) HWY_ATTR { m = hn::Max(m, load(d, x + i)); },
+  for_row(d, n, [&](std::size_t i) HWY_ATTR { m = hn::Max(m, load(d, x + i)); },
           [&](std::size_t i, std::size_t count) HWY_ATTR {
             m = hn::IfThenElse(hn::FirstN(d, count), hn::Max(m, load_n(d, x + i, count)), m);
           });
-  return max_lanes(d, hn::Max(hn::Max(m, m1), hn::Max(m2, m3)));
-}
-
-// exponentials[i] = exp(x[i] − m), returned: their sum. Fetches the next row on the way.
-template <class T>
-HWY_INLINE float exp_row(DF d, const T* x, std::size_t n, float m, float* exponentials) {
-  const VF vm = hn::Set(d, m);
-  VF sum = hn::Zero(d);
-  for_row(d, n,
-          [&](std::size_t i) HWY_ATTR {
-            hwy::Prefetch(x + n + i);
-            const VF e = exp_nonpositive(d, hn::Sub(load(d, x + i), vm));
-            hn::StoreU(e, d, exponentials + i);
-            sum = hn::Add(sum, e);
-          },
-          [&](std::size_t i, std::size_t count) HWY_ATTR {
-            const VF e = exp_nonpositive(d, hn::Sub(load_n(d, x + i, count), vm));
-            store_n(d, e, exponentials + i, count);
-            sum = hn::Add(sum, hn::IfThenElseZero(hn::FirstN(d, count), e));
-          });
-  return sum_lanes(d, sum);
-}
-
-template <class T>
-HWY_INLINE float exp_sum(DF d, const T* x, std::size_t n, float m) {
-  const VF vm = hn::Set(d, m);
-  VF sum = hn::Zero(d);
-  for_row(d, n,
-          [&](std::size_t i) HWY_ATTR {
-            hwy::Prefetch(x + n + i);  // the next block
-            sum = hn::Add(sum, exp_nonpositive(d, hn::Sub(load(d, x + i), vm)));
-          },
-          [&](std::size_t i, std::size_t count) HWY_ATTR {
-            const VF e = exp_nonpositive(d, hn::Sub(load_n(d, x + i, count), vm));
-            sum = hn::Add(sum, hn::IfThenElseZero(hn::FirstN(d, count), e));
-          });
-  return sum_lanes(d, sum);
-}
-
-// Σ y·dy
-template <class T>
-HWY_INLINE float dot(DF d, const T* y, const T* dy, std::size_t n) {
-  const std::size_t lanes = hn::Lanes(d);
-  VF a = hn::Zero(d);
-  VF b = hn::Zero(d);
-  std::size_t i = 0;
-  for (; i + 2 * lanes <= n; i += 2 * lanes) {
-    a = hn::MulAdd(load(d, y + i), load(d, dy + i), a);
-    b = hn::MulAdd(load(d, y + i + lanes), load(d, dy + i + lanes), b);
-  }
-  for_row(d, n - i,
-          [&](std::size_t j) HWY_ATTR { a = hn::MulAdd(load(d, y + i + j), load(d, dy + i + j), a); },
-          [&](std::size_t j, std::size_t count) HWY_ATTR {
-            a = hn::MulAdd(load_n(d, y + i + j, count), load_n(d, dy + i + j, count), a);
-          });
-  return sum_lanes(d, hn::Add(a, b));
-}
-
-template <bool kStream, class T>
-void forward_row(const T* x, T* y, std::size_t n, float* e) {
-  const DF d;
-  const float m = row_max(d, x, n);
-  const VF share = hn::Set(d, 1 / exp_row(d, x, n, m, e));
-  write_row<kStream>(d, y, n,
-                     [&](std::size_t i) HWY_ATTR { return hn::Mul(hn::LoadU(d, e + i), share); },
-                     [&](std::size_t i, std::size_t count) HWY_ATTR {
-                       return hn::Mul(load_n(d, e + i, count), share);
-                     });
+  return max_lanes(d, m);
 }
 
 // The maximum of a block and the sum of its exponentials relative to it.
@@ -120,35 +39,97 @@ struct BlockSum {
   float m, sum;
 };
 
+// e[i] = exp(x[i] − m) for a block of n, in the order of load_pair from element `lead` on. Returns
+// their sum, and the maximum of the block after it, x[n] to x[n + next_n − 1], which is fetched
+// on the way.
 template <class T>
-BlockSum sum_block(const T* x, std::size_t n) {
-  const DF d;
-  const float m = row_max(d, x, n);
+HWY_INLINE BlockSum exp_block(DF d, const T* x, std::size_t n, float m, float* e, std::size_t lead,
+                              std::size_t next_n) {
+  const std::size_t lanes = hn::Lanes(d);
   // −inf − −inf would be NaN: a block of −inf alone adds nothing, one with NaN adds NaN.
-  return {m, exp_sum(d, x, n, m == -INFINITY ? 0 : m)};
+  const VF vm = hn::Set(d, m == -INFINITY ? 0 : m);
+  const T* next = x + n;
+  VF sum_a = hn::Zero(d), sum_b = sum_a;
+  VF next_a = hn::Set(d, -INFINITY), next_b = next_a;
+  std::size_t i = 0;
+  std::size_t seen = 0;  // of the next block
+  const auto some = [&](std::size_t end) HWY_ATTR {
+    while (i < end) {
+      const std::size_t count = std::min(lanes, end - i);
+      const VF v = exp_nonpositive(d, hn::Sub(load_n(d, x + i, count), vm));
+      store_n(d, v, e + i, count);
+      sum_a = hn::Add(sum_a, hn::IfThenElseZero(hn::FirstN(d, count), v));
+      i += count;
+    }
+  };
+  const auto pair = [&]() HWY_ATTR {
+    VF a, b;
+    load_pair(d, x + i, a, b);
+    a = exp_nonpositive(d, hn::Sub(a, vm));
+    b = exp_nonpositive(d, hn::Sub(b, vm));
+    hn::StoreU(a, d, e + i);
+    hn::StoreU(b, d, e + i + lanes);
+    sum_a = hn::Add(sum_a, a);
+    sum_b = hn::Add(sum_b, b);
+    i += 2 * lanes;
+  };
+  some(lead);
+  for (; i + 2 * lanes <= n && seen + 2 * lanes <= next_n; seen += 2 * lanes) {
+    VF a, b;
+    load_pair(d, next + seen, a, b);
+    next_a = hn::Max(next_a, a);
+    next_b = hn::Max(next_b, b);
+    pair();
+  }
+  while (i + 2 * lanes <= n) pair();
+  some(n);
+  float next_m = max_lanes(d, hn::Max(next_a, next_b));
+  if (next_n > seen) next_m = std::max(next_m, row_max(d, next + seen, next_n - seen));
+  return {next_m, sum_lanes(d, hn::Add(sum_a, sum_b))};
+}
+
+// Σ y·dy
+template <class T>
+HWY_INLINE float dot(DF d, const T* y, const T* dy, std::size_t n) {
+  const std::size_t lanes = hn::Lanes(d);
+  VF a = hn::Zero(d), b = a;
+  std::size_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    VF y0, y1, dy0, dy1;
+    load_pair(d, y + i, y0, y1);
+    load_pair(d, dy + i, dy0, dy1);
+    a = hn::MulAdd(y0, dy0, a);
+    b = hn::MulAdd(y1, dy1, b);
+  }
+  for (std::size_t count; i < n; i += count) {
+    count = std::min(lanes, n - i);
+    a = hn::MulAdd(load_n(d, y + i, count), load_n(d, dy + i, count), a);
+  }
+  return sum_lanes(d, hn::Add(a, b));
 }
 
 // Blocks in order, whatever thread made them.
 BlockSum join(const BlockSum* blocks, std::int64_t count) {
   float m = -INFINITY;
-  for (std::int64_t b = 0; b < count; ++b) m = blocks[b].m > m ? blocks[b].m : m;
+  for (std::int64_t b = 0; b < count; ++b) m = std::max(m, blocks[b].m);
   float sum = 0;
   for (std::int64_t b = 0; b < count; ++b) sum += blocks[b].sum * std::exp(blocks[b].m - m);
   return {m, sum};
 }
 
+// y = e · exp(block − row) / sum
 template <bool kStream, class T>
-void write_block(const T* x, T* y, std::size_t n, const BlockSum& row) {
-  const DF d;
-  const VF m = hn::Set(d, row.m);
-  const VF share = hn::Set(d, 1 / row.sum);
-  write_row<kStream>(
+HWY_INLINE void write_block(DF d, const float* e, T* y, std::size_t n, float block_m,
+                            const BlockSum& row) {
+  const VF share = hn::Set(d, (block_m == row.m ? 1 : std::exp(block_m - row.m)) / row.sum);
+  write_pairs<kStream>(
       d, y, n,
-      [&](std::size_t i) HWY_ATTR {
-        return hn::Mul(exp_nonpositive(d, hn::Sub(load(d, x + i), m)), share);
+      [&](std::size_t i, VF& a, VF& b) HWY_ATTR {
+        a = hn::Mul(hn::LoadU(d, e + i), share);
+        b = hn::Mul(hn::LoadU(d, e + i + hn::Lanes(d)), share);
       },
       [&](std::size_t i, std::size_t count) HWY_ATTR {
-        return hn::Mul(exp_nonpositive(d, hn::Sub(load_n(d, x + i, count), m)), share);
+        return hn::Mul(load_n(d, e + i, count), share);
       });
 }
 
@@ -156,57 +137,88 @@ template <bool kStream, class T>
 void backward_block(const T* y, const T* dy, T* dx, std::size_t n, float s, std::size_t ahead) {
   const DF d;
   const VF vs = hn::Set(d, s);
-  write_row<kStream>(d, dx, n,
-                     [&](std::size_t i) HWY_ATTR {
-                       hwy::Prefetch(y + i + ahead);
-                       hwy::Prefetch(dy + i + ahead);
-                       return hn::Mul(load(d, y + i), hn::Sub(load(d, dy + i), vs));
-                     },
-                     [&](std::size_t i, std::size_t count) HWY_ATTR {
-                       return hn::Mul(load_n(d, y + i, count), hn::Sub(load_n(d, dy + i, count), vs));
-                     });
+  write_pairs<kStream>(
+      d, dx, n,
+      [&](std::size_t i, VF& a, VF& b) HWY_ATTR {
+        hwy::Prefetch(y + i + ahead);
+        hwy::Prefetch(dy + i + ahead);
+        if constexpr (sizeof(T) == 4) {  // two lines
+          hwy::Prefetch(y + i + ahead + hn::Lanes(d));
+          hwy::Prefetch(dy + i + ahead + hn::Lanes(d));
+        }
+        VF dy_a, dy_b;
+        load_pair(d, y + i, a, b);
+        load_pair(d, dy + i, dy_a, dy_b);
+        a = hn::Mul(a, hn::Sub(dy_a, vs));
+        b = hn::Mul(b, hn::Sub(dy_b, vs));
+      },
+      [&](std::size_t i, std::size_t count) HWY_ATTR {
+        return hn::Mul(load_n(d, y + i, count), hn::Sub(load_n(d, dy + i, count), vs));
+      });
 }
 
 std::size_t block_length(std::int64_t cols, std::int64_t block) {
   return static_cast<std::size_t>(std::min(kBlock, cols - block * kBlock));
 }
 
+// Rows [first, end), one after the other; e and blocks serve one row at a time.
 template <bool kStream, class T>
-void forward_rows(const SoftmaxArgs& args, const T* x, T* y, BlockSum* sums) {
-  const auto [rows, cols, inner] = args;
-  if (cols <= kKept<T>) {
+void forward_some(const T* x, T* y, std::int64_t first, std::int64_t end, std::int64_t cols,
+                  float* e, BlockSum* blocks) {
+  const DF d;
+  const std::int64_t count = ceil_div(cols, kBlock);
+  float m = row_max(d, x + first * cols, block_length(cols, 0));
+  for (std::int64_t r = first; r < end; ++r) {
+    for (std::int64_t b = 0; b < count; ++b) {
+      const std::int64_t at = r * cols + b * kBlock;
+      const bool last = b + 1 == count;
+      const std::size_t next_n = !last           ? block_length(cols, b + 1)
+                                 : r + 1 < end ? block_length(cols, 0)
+                                               : 0;
+      const std::size_t n = block_length(cols, b);
+      const std::size_t lead = kStream ? before_line(y + at, n) : 0;
+      const BlockSum made = exp_block(d, x + at, n, m, e + b * kBlock, lead, next_n);
+      blocks[b] = {m, made.sum};
+      m = made.m;
+    }
+    const BlockSum row = count == 1 ? blocks[0] : join(blocks, count);
+    for (std::int64_t b = 0; b < count; ++b) {
+      write_block<kStream>(d, e + b * kBlock, y + r * cols + b * kBlock, block_length(cols, b),
+                           blocks[b].m, row);
+    }
+  }
+  if (kStream) hwy::FlushStream();
+}
+
+template <bool kStream, class T>
+void forward_rows(const SoftmaxArgs& args, const T* x, T* y, void* workspace) {
+  const std::int64_t rows = args.outer;
+  const std::int64_t cols = args.cols;
+  const std::int64_t count = ceil_div(cols, kBlock);
+  if (cols * 4 <= kCacheBytes) {
     const std::int64_t each = cpu::rows_per_task(2 * cols * static_cast<std::int64_t>(sizeof(T)));
-    parallel_for(ceil_div(rows, each), [&, cols = cols, rows = rows](std::int64_t task) {
-      float* e = cpu::thread_scratch(cols);
-      for (std::int64_t r = task * each; r < std::min(rows, (task + 1) * each); ++r) {
-        forward_row<kStream>(x + r * cols, y + r * cols, static_cast<std::size_t>(cols), e);
-      }
-      if (kStream) hwy::FlushStream();
+    parallel_for(ceil_div(rows, each), [&](std::int64_t task) {
+      float* e = cpu::thread_scratch(cols + 2 * count);
+      forward_some<kStream>(x, y, task * each, std::min(rows, (task + 1) * each), cols, e,
+                            reinterpret_cast<BlockSum*>(e + cols));
     });
     return;
   }
-  const std::int64_t blocks = ceil_div(cols, kBlock);
-  const auto sum_one = [&, cols = cols](std::int64_t r, std::int64_t b) {
-    sums[r * blocks + b] = sum_block(x + r * cols + b * kBlock, block_length(cols, b));
-  };
-  const auto write_one = [&, cols = cols](std::int64_t r, std::int64_t b, const BlockSum& row) {
-    const std::int64_t at = r * cols + b * kBlock;
-    write_block<kStream>(x + at, y + at, block_length(cols, b), row);
-  };
-  if (cols * static_cast<std::int64_t>(sizeof(T)) <= kCacheBytes) {
-    parallel_for(rows, [&](std::int64_t r) {
-      for (std::int64_t b = 0; b < blocks; ++b) sum_one(r, b);
-      const BlockSum row = join(sums + r * blocks, blocks);
-      for (std::int64_t b = 0; b < blocks; ++b) write_one(r, b, row);
-      if (kStream) hwy::FlushStream();
-    });
-    return;
-  }
+  auto* blocks = static_cast<BlockSum*>(workspace);        // [count]
+  auto* e = reinterpret_cast<float*>(blocks + count);      // [cols]
   for (std::int64_t r = 0; r < rows; ++r) {
-    parallel_for(blocks, [&](std::int64_t b) { sum_one(r, b); });
-    const BlockSum row = join(sums + r * blocks, blocks);
-    parallel_for(blocks, [&](std::int64_t b) {
-      write_one(r, b, row);
+    parallel_for(count, [&](std::int64_t b) {
+      const DF d;
+      const T* at = x + r * cols + b * kBlock;
+      const std::size_t n = block_length(cols, b);
+      const float m = row_max(d, at, n);
+      const std::size_t lead = kStream ? before_line(y + r * cols + b * kBlock, n) : 0;
+      blocks[b] = {m, exp_block(d, at, n, m, e + b * kBlock, lead, 0).sum};
+    });
+    const BlockSum row = join(blocks, count);
+    parallel_for(count, [&](std::int64_t b) {
+      write_block<kStream>(DF(), e + b * kBlock, y + r * cols + b * kBlock, block_length(cols, b),
+                           blocks[b].m, row);
       if (kStream) hwy::FlushStream();
     });
   }
@@ -322,11 +334,11 @@ void backward_columns(const SoftmaxArgs& args, const T* y_all, const T* dy_all, 
   });
 }
 
-template <class T>
 std::size_t forward_workspace(const void* args) {
   const auto& a = *static_cast<const SoftmaxArgs*>(args);
-  if (a.inner != 1 || a.cols <= kKept<T>) return 0;
-  return static_cast<std::size_t>(a.outer * ceil_div(a.cols, kBlock)) * sizeof(BlockSum);
+  if (a.inner != 1 || a.cols * 4 <= kCacheBytes) return 0;
+  return static_cast<std::size_t>(ceil_div(a.cols, kBlock)) * sizeof(BlockSum) +
+         static_cast<std::size_t>(a.cols) * sizeof(float);
 }
 
 std::size_t backward_workspace(const void* args) {
@@ -345,9 +357,8 @@ void softmax_fwd(const KernelCall& call) {
   const T* x = call.input<T>(0);  // [outer, cols, inner]
   T* y = call.output<T>(0);       // [outer, cols, inner]
   if (args.inner != 1) return forward_columns(args, x, y);
-  auto* sums = static_cast<BlockSum*>(call.workspace);  // [outer, blocks]
-  streams(args, sizeof(T)) ? forward_rows<true>(args, x, y, sums)
-                           : forward_rows<false>(args, x, y, sums);
+  streams(args, sizeof(T)) ? forward_rows<true>(args, x, y, call.workspace)
+                           : forward_rows<false>(args, x, y, call.workspace);
 }
 
 template <class T>
@@ -365,7 +376,7 @@ void softmax_bwd(const KernelCall& call) {
 template <class T>
 void add_kernels(KernelRegistry& registry) {
   const std::string type = name_of(kDType<T>);
-  registry.add(Backend::kCpu, "softmax_fwd_" + type, softmax_fwd<T>, forward_workspace<T>);
+  registry.add(Backend::kCpu, "softmax_fwd_" + type, softmax_fwd<T>, forward_workspace);
   registry.add(Backend::kCpu, "softmax_bwd_" + type, softmax_bwd<T>, backward_workspace);
 }
 

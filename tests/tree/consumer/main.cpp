@@ -1,6 +1,5 @@
 // A user's program: one op, on the CPU, from an installed library.
-#include <mlxtape/core/encoder.h>
-#include <mlxtape/ops/softmax.h>
+#include <mlxtape/mlxtape.h>
 
 #include <cstdio>
 

@@ -7,6 +7,7 @@
 
 #include <hwy/cache_control.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -38,31 +39,33 @@ HWY_INLINE VF widen(DF, BF16, hn::Vec<DU16> bits) {
   return hn::BitCast(DF(), hn::ShiftLeft<16>(hn::PromoteTo(DU(), bits)));
 }
 
-#if HWY_TARGET == HWY_AVX3
 // v rounded to bf16 in the upper halves of its lanes. NaN lanes are left as they are: a NaN that
-// arithmetic made is quiet, so its upper half alone is a NaN. Masked adds: 4 operations a vector.
-HWY_INLINE __m512i round_bf16(VF v) {
+// arithmetic made is quiet, so its upper half alone is a NaN.
+HWY_INLINE hn::Vec<DU> round_bf16(VF v) {
+#if HWY_TARGET == HWY_AVX3  // masked additions: 4 operations instead of 7
   const __m512i u = _mm512_castps_si512(v.raw);
   const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
   const __mmask16 number = _mm512_cmp_ps_mask(v.raw, v.raw, _CMP_ORD_Q);
   const __m512i half = _mm512_set1_epi32(0x7fff);
   const __m512i up = _mm512_mask_add_epi32(half, odd, half, _mm512_set1_epi32(1));
-  return _mm512_mask_add_epi32(u, number, u, up);
-}
-HWY_INLINE hn::Vec<DU16> narrow(DF, BF16, VF v) {
-  return hn::Vec<DU16>{_mm512_cvtepi32_epi16(_mm512_srli_epi32(round_bf16(v), 16))};
-}
+  return hn::Vec<DU>{_mm512_mask_add_epi32(u, number, u, up)};
 #else
-HWY_INLINE hn::Vec<DU16> narrow(DF, BF16, VF v) {
   const DU du;
   const auto u = hn::BitCast(du, v);
   const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1));
   const auto rounded = hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fff)));
-  const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
-  const auto kept = hn::ShiftRight<16>(hn::IfThenElse(is_nan, u, rounded));
-  return hn::DemoteTo(DU16(), hn::BitCast(DI(), kept));
-}
+  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), u, rounded);
 #endif
+}
+
+HWY_INLINE hn::Vec<DU16> narrow(DF, BF16, VF v) {
+  const auto bits = hn::ShiftRight<16>(round_bf16(v));
+#if HWY_TARGET == HWY_AVX3
+  return hn::Vec<DU16>{_mm512_cvtepi32_epi16(bits.raw)};
+#else
+  return hn::DemoteTo(DU16(), hn::BitCast(DI(), bits));
+#endif
+}
 
 #if HWY_TARGET == HWY_SSSE3
 // No conversion instruction here, and Highway's own does not round to even: go through the
@@ -123,8 +126,8 @@ HWY_INLINE void store2(DF d, VF v0, VF v1, T* p) {
 #if HWY_TARGET == HWY_AVX3
   __m512i both;
   if constexpr (std::is_same_v<T, BF16>) {
-    const __m512i mixed = _mm512_packus_epi32(_mm512_srli_epi32(round_bf16(v0), 16),
-                                              _mm512_srli_epi32(round_bf16(v1), 16));
+    const __m512i mixed = _mm512_packus_epi32(_mm512_srli_epi32(round_bf16(v0).raw, 16),
+                                              _mm512_srli_epi32(round_bf16(v1).raw, 16));
     both = _mm512_permutexvar_epi64(_mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0), mixed);
   } else {
     both = _mm512_inserti64x4(_mm512_castsi256_si512(narrow(d, T(), v0).raw),
@@ -141,6 +144,43 @@ HWY_INLINE void store2(DF d, VF v0, VF v1, T* p) {
     hn::StoreU(both, d2, p16);
   }
 #endif
+}
+
+// 2·Lanes neighbouring elements as two vectors, in the order that store_pair puts them back: as
+// they stand for f32 and f16; for bf16 first the even ones, then the odd ones, which are the two
+// halves of 32-bit words and cost half as much. For whatever is done element by element.
+HWY_INLINE void load_pair(DF d, const float* p, VF& a, VF& b) {
+  a = hn::LoadU(d, p);
+  b = hn::LoadU(d, p + hn::Lanes(d));
+}
+HWY_INLINE void load_pair(DF d, const F16* p, VF& a, VF& b) {
+  a = load(d, p);
+  b = load(d, p + hn::Lanes(d));
+}
+HWY_INLINE void load_pair(DF d, const BF16* p, VF& even, VF& odd) {
+  const DU du;
+  const hn::Repartition<std::uint16_t, DU> d16;
+  const auto words = hn::BitCast(du, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(p)));
+  even = hn::BitCast(d, hn::ShiftLeft<16>(words));
+  odd = hn::BitCast(d, hn::And(words, hn::Set(du, 0xffff0000U)));
+}
+template <bool kStream, class T>
+HWY_INLINE void store_pair(DF d, VF a, VF b, T* p) {
+  store2<kStream>(d, a, b, p);
+}
+template <bool kStream>
+HWY_INLINE void store_pair(DF, VF even, VF odd, BF16* p) {
+  const DU du;
+  const hn::Repartition<std::uint16_t, DU> d16;
+  const auto low = hn::ShiftRight<16>(round_bf16(even));
+  const auto high = hn::And(round_bf16(odd), hn::Set(du, 0xffff0000U));
+  const auto words = hn::BitCast(d16, hn::Or(low, high));
+  auto* p16 = reinterpret_cast<std::uint16_t*>(p);
+  if constexpr (kStream) {
+    hn::Stream(words, d16, p16);
+  } else {
+    hn::StoreU(words, d16, p16);
+  }
 }
 
 // The first n lanes, n <= Lanes; the others are read as 0 and never touched in memory.
@@ -189,6 +229,14 @@ HWY_INLINE void for_row(DF d, std::size_t n, const Whole& whole, const Part& par
   if (i < n) part(i, n - i);
 }
 
+// How many of a row's n elements lie before the first line of out that starts inside it.
+template <class T>
+HWY_INLINE std::size_t before_line(const T* out, std::size_t n) {
+  const std::size_t past_line = reinterpret_cast<std::uintptr_t>(out) % 64;
+  const std::size_t before = past_line == 0 ? 0 : (64 - past_line) / sizeof(T);
+  return before < n ? before : n;
+}
+
 // out[i] = value for a row of n elements. whole(i) gives Lanes values from i on, part(i, count)
 // gives count of them. With kStream the row goes past the cache: the elements before the first
 // aligned line and after the last pair of vectors are stored the ordinary way.
@@ -197,9 +245,7 @@ HWY_INLINE void write_row(DF d, T* out, std::size_t n, const Whole& whole, const
   const std::size_t lanes = hn::Lanes(d);
   std::size_t i = 0;
   if constexpr (kStream) {
-    const std::size_t past_line = reinterpret_cast<std::uintptr_t>(out) % 64;
-    std::size_t head = past_line == 0 ? 0 : (64 - past_line) / sizeof(T);
-    head = head < n ? head : n;
+    const std::size_t head = before_line(out, n);
     for (; head - i >= lanes; i += lanes) store(d, whole(i), out + i);
     if (i < head) store_n(d, part(i, head - i), out + i, head - i);
     i = head;
@@ -215,13 +261,40 @@ HWY_INLINE void write_row(DF d, T* out, std::size_t n, const Whole& whole, const
   if (i < n) store_n(d, part(i, n - i), out + i, n - i);
 }
 
+// As write_row, for values made two vectors at a time: pair(i, a, b) sets them for 2·Lanes elements
+// from i on, in the order of load_pair; part(i, count) gives count <= Lanes as they stand. Pairs
+// start at before_line(out, n) when streamed, else at 0.
+template <bool kStream, class T, class Pair, class Part>
+HWY_INLINE void write_pairs(DF d, T* out, std::size_t n, const Pair& pair, const Part& part) {
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  if constexpr (kStream) {
+    const std::size_t head = before_line(out, n);
+    while (i < head) {
+      const std::size_t count = std::min(lanes, head - i);
+      store_n(d, part(i, count), out + i, count);
+      i += count;
+    }
+  }
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    VF a, b;
+    pair(i, a, b);
+    store_pair<kStream>(d, a, b, out + i);
+  }
+  while (i < n) {
+    const std::size_t count = std::min(lanes, n - i);
+    store_n(d, part(i, count), out + i, count);
+    i += count;
+  }
+}
+
 // ---- functions ----
 
 // exp within 2 ulp for x <= 0: exactly 0 from -104 down and for -inf, NaN for NaN.
 //
 // x = n·ln2 + r with |r| <= ln2/2 (ln2 in two parts, so that r is good to the last bit), then
 // exp(r) by a polynomial of degree 6 fitted to the smallest relative error on that interval
-// (3.6e-9 of the value), then the exponent n.
+// (3.6e-9 of the value; degree 5 would leave 1.8 ulp), then the exponent n.
 HWY_INLINE VF exp_nonpositive(DF d, VF x) {
   // x is the second operand on purpose: when it is NaN, that is the one max returns.
   x = hn::Max(hn::Set(d, -105.0F), x);
