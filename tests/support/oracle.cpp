@@ -71,7 +71,9 @@ void expect_close(const std::string& what, const std::vector<double>& got, const
 
   std::vector<double> exact;
   for (const Ref& r : want) exact.push_back(r.value);
-  const auto same = [&](double v) { return v == exact.front(); };
+  const auto same = [&](double v) {  // but for the last bits of double
+    return std::abs(v - exact.front()) <= 1e-12 * std::abs(exact.front());
+  };
   const bool constant = std::all_of(exact.begin(), exact.end(), same);
   const auto rejects = [&](const char* mistake, const std::vector<double>& bad) {
     EXPECT_GT(count_wrong(bad, want, stored, n), 0) << what << ": blind to " << mistake;

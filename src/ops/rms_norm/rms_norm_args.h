@@ -1,0 +1,17 @@
+// Read by rms_norm.cpp and the rms_norm kernels: one layout, every compiler.
+#pragma once
+
+#ifndef __METAL_VERSION__
+#include <cstdint>
+#endif
+
+// What stands at the weight's place: nothing (ones), the type of x, or f32.
+enum RmsNormWeight : uint32_t { kRmsNormNoWeight, kRmsNormWeightLikeX, kRmsNormWeightF32 };
+
+struct RmsNormArgs {
+  int64_t rows;
+  int64_t cols;
+  float eps;  // forward only
+  RmsNormWeight weight;
+};
+static_assert(sizeof(RmsNormArgs) == 24, "host and device must agree");
