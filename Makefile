@@ -1,6 +1,6 @@
 # The front door. Needs make and sh; scripts/setup.sh brings the rest.
 .DEFAULT_GOAL := build
-.PHONY: build test test-sanitize test-clang demo bench lint format clean help setup setup-lint
+.PHONY: build test test-sanitize test-clang demo bench lint format docs clean help setup setup-lint
 
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTHON ?= python3
@@ -55,6 +55,9 @@ lint: setup-lint build/release/build.ninja  ## check layout, bugs, layers, tree 
 
 format: setup-lint  ## lay out all C++ files
 	scripts/lint.sh --fix-format
+
+docs: setup  ## write docs/ops.md anew from the op headers
+	cmake -DROOT=. -DOUTPUT=docs/ops.md -P cmake/ops_doc.cmake
 
 clean:  ## remove build/
 	rm -rf build

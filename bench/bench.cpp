@@ -137,12 +137,19 @@ class Row {
     sample(call, 0.01, host);
     encoder.set_launching(true);
 
-    json row = {{"op", op_}, {"pass", case_->pass}, {"shape", case_->shape},
-                {"dtype", name_of(case_->dtype)}, {"us", median(ours)}, {"best_us", best(ours)},
-                {"floor_us", median(bare)}, {"percent", 100 * median(bare) / median(ours)},
-                {"gbps", static_cast<double>(case_->read_bytes + case_->write_bytes) /
-                             median(ours) / 1e3},
-                {"host_us", median(host)}, {"allocations", news}, {"peak_bytes", held}};
+    json row = {
+        {"op", op_},
+        {"pass", case_->pass},
+        {"shape", case_->shape},
+        {"dtype", name_of(case_->dtype)},
+        {"us", median(ours)},
+        {"best_us", best(ours)},
+        {"floor_us", median(bare)},
+        {"percent", 100 * median(bare) / median(ours)},
+        {"gbps", static_cast<double>(case_->read_bytes + case_->write_bytes) / median(ours) / 1e3},
+        {"host_us", median(host)},
+        {"allocations", news},
+        {"peak_bytes", held}};
     if (!case_->form.empty()) row["form"] = case_->form;
     row["peers"] = json::object();
     for (const auto& [peer, times] : theirs) row["peers"][peer] = median(times);
@@ -154,9 +161,14 @@ class Row {
     return static_cast<std::size_t>(case_->read_bytes + case_->write_bytes);
   }
   std::string request(double seconds) const {
-    return json{{"op", op_}, {"form", case_->form}, {"pass", case_->pass},
-                {"shape", case_->shape}, {"dtype", name_of(case_->dtype)},
-                {"seconds", seconds}, {"threads", threads()}}.dump();
+    return json{{"op", op_},
+                {"form", case_->form},
+                {"pass", case_->pass},
+                {"shape", case_->shape},
+                {"dtype", name_of(case_->dtype)},
+                {"seconds", seconds},
+                {"threads", threads()}}
+        .dump();
   }
 
   const char* op_;
@@ -187,17 +199,24 @@ void run_ops(Device& device, const BenchConfig& config, std::ostream& out) {
   if (!config.peers_script.empty()) {
     peers = std::make_unique<Peers>(config.python, config.peers_script);
   }
-  json report = {{"schema", 1}, {"machine", device.name()}, {"backend", name_of(device.backend())},
-                 {"device", device.name()}, {"commit", config.commit}, {"date", today()},
-                 {"threads", threads()}, {"copy_gbps", copy_gbps(device)},
-                 {"empty_dispatch_us", empty_dispatch_us(*encoder)}, {"rows", json::array()}};
+  json report = {{"schema", 1},
+                 {"machine", device.name()},
+                 {"backend", name_of(device.backend())},
+                 {"device", device.name()},
+                 {"commit", config.commit},
+                 {"date", today()},
+                 {"threads", threads()},
+                 {"copy_gbps", copy_gbps(device)},
+                 {"empty_dispatch_us", empty_dispatch_us(*encoder)},
+                 {"rows", json::array()}};
   char line[160];
   std::snprintf(line, sizeof line, "%s, %d threads, copy %.1f GB/s, empty dispatch %.3f us",
                 device.name().c_str(), threads(), report["copy_gbps"].get<double>(),
                 report["empty_dispatch_us"].get<double>());
   out << line << "\n";
   std::snprintf(line, sizeof line, "%-52s %10s %10s %8s %8s %7s %6s  %s", "op pass shape dtype",
-                "us", "best us", "GB/s", "floor", "host us", "allocs", "peers: us (their time / ours)");
+                "us", "best us", "GB/s", "floor", "host us", "allocs",
+                "peers: us (their time / ours)");
   out << line << std::endl;
   for (const test::BenchOp& op : test::bench_ops()) {
     for (const BenchCase& bench : op.cases()) {

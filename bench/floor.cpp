@@ -34,8 +34,9 @@ float move(const FloorPart* reads, int read_count, const FloorPart* writes, int 
   }
   if (read_count == 2 && write_count == 1 && in == out && stream) {
     for (std::int64_t i = 0; i < steps; ++i) {
-      hn::Stream(hn::Add(hn::Load(d, reads[0].at + i * lanes), hn::Load(d, reads[1].at + i * lanes)),
-                 d, writes[0].at + i * lanes);
+      hn::Stream(
+          hn::Add(hn::Load(d, reads[0].at + i * lanes), hn::Load(d, reads[1].at + i * lanes)), d,
+          writes[0].at + i * lanes);
     }
     return 0;
   }

@@ -29,9 +29,12 @@ To convert_one(From value) {
   } else if constexpr (std::is_same_v<To, bool>) {
     return value != From{0};
   } else if constexpr (kIsHalf<To>) {
-    if constexpr (std::is_floating_point_v<From>) return To(value);
-    else if constexpr (std::is_signed_v<From>) return To(static_cast<std::int64_t>(value));
-    else return To(static_cast<std::uint64_t>(value));
+    if constexpr (std::is_floating_point_v<From>)
+      return To(value);
+    else if constexpr (std::is_signed_v<From>)
+      return To(static_cast<std::int64_t>(value));
+    else
+      return To(static_cast<std::uint64_t>(value));
   } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
     return float_to_integer<To>(value);
   } else {

@@ -72,7 +72,8 @@ int run(int argc, char** argv) {
   bench_ops->add_option("--json", config.json_path, "also write the rows to this file");
   bench_ops->add_option("--peers", config.peers_script,
                         "measure other libraries too: bench/peers/cpu_peers.py");
-  bench_ops->add_option("--python", config.python, "the Python that has them")->capture_default_str();
+  bench_ops->add_option("--python", config.python, "the Python that has them")
+      ->capture_default_str();
   bench_ops->add_option("--seconds", config.seconds, "time for each row and contender")
       ->capture_default_str()
       ->check(CLI::Range(0.001, 60.0));

@@ -11,8 +11,10 @@ std::size_t bytes_or_throw(const Shape& shape, DType dtype) {
   const auto bytes =
       count ? checked_mul(*count, static_cast<std::int64_t>(size_of(dtype))) : std::nullopt;
   if (!bytes) {
-    throw Error(Errc::kShape, "device: a tensor must have dimensions of 0 or more and fit in 2^63 "
-                              "bytes, got " + to_string(shape) + " " + name_of(dtype));
+    throw Error(Errc::kShape,
+                "device: a tensor must have dimensions of 0 or more and fit in 2^63 "
+                "bytes, got " +
+                    to_string(shape) + " " + name_of(dtype));
   }
   return static_cast<std::size_t>(*bytes);
 }

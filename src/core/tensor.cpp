@@ -75,12 +75,12 @@ Tensor::Tensor(Buffer buffer, DType dtype, Shape shape, Strides strides, std::in
   const auto reach = extent(shape, strides, offset);
   const auto room = static_cast<std::int64_t>(buffer_.bytes() / size_of(dtype));
   if (!reach || reach->first < 0 || reach->last >= room) {
-    throw wrong(to_string(shape) + " " + name_of(dtype) + " with strides " + to_string(strides) +
-                " from element " + std::to_string(offset) + " must lie inside its buffer of " +
-                std::to_string(room) + " elements, got " +
-                (reach ? "elements " + std::to_string(reach->first) + " to " +
-                             std::to_string(reach->last)
-                       : std::string("an extent past 2^63")));
+    throw wrong(
+        to_string(shape) + " " + name_of(dtype) + " with strides " + to_string(strides) +
+        " from element " + std::to_string(offset) + " must lie inside its buffer of " +
+        std::to_string(room) + " elements, got " +
+        (reach ? "elements " + std::to_string(reach->first) + " to " + std::to_string(reach->last)
+               : std::string("an extent past 2^63")));
   }
 }
 
@@ -211,8 +211,9 @@ void Tensor::check_host(DType asked) const {
   if (size_ == 0) return;
   if (!has_memory()) throw wrong("host access needs memory, got a tensor without any");
   if (!buffer_.device()->limits().host_visible) {
-    throw Error(Errc::kDevice, "tensor: host access needs memory the host can see, got a tensor on " +
-                                   buffer_.device()->name() + "; download it");
+    throw Error(Errc::kDevice,
+                "tensor: host access needs memory the host can see, got a tensor on " +
+                    buffer_.device()->name() + "; download it");
   }
 }
 

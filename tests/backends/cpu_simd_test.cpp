@@ -14,19 +14,18 @@ namespace mlxtape::ops::HWY_NAMESPACE {
 // Plain functions over arrays, so that the tests need no vector types. n need not fill a vector.
 void run_exp(const float* x, float* y, std::size_t n) {
   const DF d;
-  write_row<false>(d, y, n, [&](std::size_t i) HWY_ATTR { return exp_f32(d, load(d, x + i)); },
-                   [&](std::size_t i, std::size_t count) HWY_ATTR {
-                     return exp_f32(d, load_n(d, x + i, count));
-                   });
+  write_row<false>(
+      d, y, n, [&](std::size_t i) HWY_ATTR { return exp_f32(d, load(d, x + i)); },
+      [&](std::size_t i, std::size_t count)
+          HWY_ATTR { return exp_f32(d, load_n(d, x + i, count)); });
 }
 
 template <class T, bool kStream>
 void run_copy(const T* from, T* to, std::size_t n) {
   const DF d;
-  write_row<kStream>(d, to, n, [&](std::size_t i) HWY_ATTR { return load(d, from + i); },
-                     [&](std::size_t i, std::size_t count) HWY_ATTR {
-                       return load_n(d, from + i, count);
-                     });
+  write_row<kStream>(
+      d, to, n, [&](std::size_t i) HWY_ATTR { return load(d, from + i); },
+      [&](std::size_t i, std::size_t count) HWY_ATTR { return load_n(d, from + i, count); });
 }
 
 void copy_f32(const float* from, float* to, std::size_t n, bool stream) {
@@ -42,10 +41,9 @@ void copy_bf16(const BF16* from, BF16* to, std::size_t n, bool stream) {
 template <class T>
 void run_narrow(const float* from, T* to, std::size_t n) {
   const DF d;
-  write_row<false>(d, to, n, [&](std::size_t i) HWY_ATTR { return load(d, from + i); },
-                   [&](std::size_t i, std::size_t count) HWY_ATTR {
-                     return load_n(d, from + i, count);
-                   });
+  write_row<false>(
+      d, to, n, [&](std::size_t i) HWY_ATTR { return load(d, from + i); },
+      [&](std::size_t i, std::size_t count) HWY_ATTR { return load_n(d, from + i, count); });
 }
 void narrow_f16(const float* from, F16* to, std::size_t n) { run_narrow(from, to, n); }
 void narrow_bf16(const float* from, BF16* to, std::size_t n) { run_narrow(from, to, n); }
@@ -172,8 +170,8 @@ template <class T, class Narrow>
 void check_rounding(const Narrow& narrow) {
   std::vector<float> x;
   for (std::uint32_t high = 0; high < 65536; high += 3) {
-    for (const std::uint32_t low : {0U, 1U, 0xfffU, 0x1000U, 0x1001U, 0x7fffU, 0x8000U, 0x8001U,
-                                    0xefffU, 0xf000U, 0xffffU}) {
+    for (const std::uint32_t low :
+         {0U, 1U, 0xfffU, 0x1000U, 0x1001U, 0x7fffU, 0x8000U, 0x8001U, 0xefffU, 0xf000U, 0xffffU}) {
       const float v = std::bit_cast<float>(high << 16U | low);
       x.push_back(std::isnan(v) ? v + v : v);  // arithmetic hands on quiet NaN only
     }

@@ -72,8 +72,9 @@ TEST_F(Encoder, WorkspaceAndStateReachTheKernel) {
   static const std::int64_t kState = 77;
   KernelRegistry& registry = KernelRegistry::instance();
   if (!registry.has(Backend::kCpu, "user_scratch")) {
-    registry.add(Backend::kCpu, "user_scratch", count_scratch,
-                 [](const void*) { return sizeof(std::int64_t); }, &kState);
+    registry.add(
+        Backend::kCpu, "user_scratch", count_scratch,
+        [](const void*) { return sizeof(std::int64_t); }, &kState);
   }
   const Tensor out = encoder->zeros({1}, DType::kI64);
   encoder->dispatch(registry.find(Backend::kCpu, "user_scratch"), 0, {}, {out});

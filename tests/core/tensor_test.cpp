@@ -50,7 +50,9 @@ TEST(Tensor, AViewOfAViewKeepsItsOffset) {
 TEST(Tensor, NoViewReachesOutside) {
   const Buffer b = Device::cpu().allocate(40);  // 10 floats
   const auto make = [&](Shape shape, Strides strides, std::int64_t offset) {
-    return [=] { Tensor(b, DType::kF32, shape, strides, offset); };
+    return [=] {
+      Tensor(b, DType::kF32, shape, strides, offset);
+    };
   };
   EXPECT_NO_THROW(make({10}, {1}, 0)());
   EXPECT_NO_THROW(make({4}, {-3}, 9)());

@@ -56,6 +56,6 @@ void expect_refused(const std::vector<BadInput>& table);
 
 }  // namespace mlxtape::test
 
-#define MT_ON_EVERY_BACKEND(suite)                                                           \
+#define MT_ON_EVERY_BACKEND(suite)                                                             \
   INSTANTIATE_TEST_SUITE_P(Devices, suite, testing::ValuesIn(mlxtape::test::built_backends()), \
                            mlxtape::test::backend_name)

@@ -56,7 +56,9 @@ TEST(Oracle, ABlindComparisonIsAFailure) {
 }
 
 TEST(Oracle, AWrongGradientIsAFailure) {
-  const auto loss = [](const Arrays& at) { return at[0][0] * at[0][0] * at[0][1]; };
+  const auto loss = [](const Arrays& at) {
+    return at[0][0] * at[0][0] * at[0][1];
+  };
   expect_gradient(loss, {{2, 3}}, {{12, 4}});
   testing::TestPartResultArray found;
   {

@@ -12,7 +12,19 @@
 namespace mlxtape {
 
 enum class DType : std::uint8_t {
-  kBool, kU8, kU16, kU32, kU64, kI8, kI16, kI32, kI64, kF16, kBF16, kF32, kF64,
+  kBool,
+  kU8,
+  kU16,
+  kU32,
+  kU64,
+  kI8,
+  kI16,
+  kI32,
+  kI64,
+  kF16,
+  kBF16,
+  kF32,
+  kF64,
 };
 inline constexpr std::size_t kDTypeCount = 13;
 
@@ -23,9 +35,19 @@ struct DTypeFacts {
   char kind;  // b bool, u unsigned, i signed, f float
 };
 inline constexpr std::array<DTypeFacts, kDTypeCount> kDTypeFacts{{
-    {"bool", 1, 'b'}, {"u8", 1, 'u'},  {"u16", 2, 'u'},  {"u32", 4, 'u'}, {"u64", 8, 'u'},
-    {"i8", 1, 'i'},   {"i16", 2, 'i'}, {"i32", 4, 'i'},  {"i64", 8, 'i'}, {"f16", 2, 'f'},
-    {"bf16", 2, 'f'}, {"f32", 4, 'f'}, {"f64", 8, 'f'},
+    {"bool", 1, 'b'},
+    {"u8", 1, 'u'},
+    {"u16", 2, 'u'},
+    {"u32", 4, 'u'},
+    {"u64", 8, 'u'},
+    {"i8", 1, 'i'},
+    {"i16", 2, 'i'},
+    {"i32", 4, 'i'},
+    {"i64", 8, 'i'},
+    {"f16", 2, 'f'},
+    {"bf16", 2, 'f'},
+    {"f32", 4, 'f'},
+    {"f64", 8, 'f'},
 }};
 constexpr const DTypeFacts& facts(DType t) { return kDTypeFacts[static_cast<std::size_t>(t)]; }
 }  // namespace detail

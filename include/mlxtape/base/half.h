@@ -33,8 +33,8 @@ constexpr std::uint16_t f16_bits(float value) {
     return static_cast<std::uint16_t>(sign | 0x7e00U | ((magnitude >> 13U) & 0x3ffU));
   }
   if (magnitude >= 0x47800000U) return static_cast<std::uint16_t>(sign | 0x7c00U);  // >= 2^16
-  std::uint32_t half = 0;   // the result's bits before rounding
-  std::uint32_t below = 0;  // the bits cut off, left-aligned in 32 bits
+  std::uint32_t half = 0;          // the result's bits before rounding
+  std::uint32_t below = 0;         // the bits cut off, left-aligned in 32 bits
   if (magnitude >= 0x38800000U) {  // normal: 2^-14 and up
     half = (magnitude - 0x38000000U) >> 13U;
     below = magnitude << 19U;

@@ -20,8 +20,8 @@ class Device;
 struct Storage {
   std::atomic<std::size_t> owners{0};
   void* address = nullptr;
-  std::size_t bytes = 0;      // what was asked for: the extent that views are checked against
-  std::size_t capacity = 0;   // what is really there
+  std::size_t bytes = 0;     // what was asked for: the extent that views are checked against
+  std::size_t capacity = 0;  // what is really there
   Device* device = nullptr;
   void (*release)(Storage*) noexcept = nullptr;  // called when the last owner leaves
   bool is_zero = false;                          // fresh from the system, never handed out

@@ -47,7 +47,7 @@ class Tensor {
   const Strides& strides() const { return strides_; }
   std::int64_t rank() const { return shape_.rank(); }
   std::int64_t dim(std::int64_t i) const { return shape_[i]; }  // i in [0, rank)
-  std::int64_t size() const { return size_; }                    // elements
+  std::int64_t size() const { return size_; }                   // elements
   std::size_t bytes() const { return static_cast<std::size_t>(size_) * size_of(dtype_); }
   const Buffer& buffer() const { return buffer_; }
   std::int64_t offset() const { return offset_; }
@@ -64,9 +64,9 @@ class Tensor {
   Tensor reshape(Shape shape) const;  // contiguous tensors only; same element count
   Tensor transpose(std::initializer_list<std::int64_t> order) const;  // a permutation of the axes
   Tensor slice(std::int64_t axis, std::int64_t start, std::int64_t stop,
-               std::int64_t step = 1) const;         // 0 <= start <= stop <= dim; step >= 1
+               std::int64_t step = 1) const;  // 0 <= start <= stop <= dim; step >= 1
   Tensor select(std::int64_t axis, std::int64_t index) const;  // drops the axis
-  Tensor broadcast_to(Shape shape) const;            // strides of 0 where a 1 is stretched
+  Tensor broadcast_to(Shape shape) const;  // strides of 0 where a 1 is stretched
 
   // The elements on the host: T must be the tensor's type, the tensor contiguous and its memory
   // visible to the host. Work that a device still has to do is the caller's to wait for.

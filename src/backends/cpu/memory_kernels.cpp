@@ -25,7 +25,8 @@ void copy(const KernelCall& call) {
   std::int64_t runs = 1;
   for (std::int64_t i = 0; i < last; ++i) runs *= args.shape[i];
 
-  const std::int64_t runs_per_task = std::max<std::int64_t>(1, kTaskElements / std::max<std::int64_t>(run, 1));
+  const std::int64_t runs_per_task =
+      std::max<std::int64_t>(1, kTaskElements / std::max<std::int64_t>(run, 1));
   parallel_for(ceil_div(runs, runs_per_task), [&](std::int64_t task) {
     const std::int64_t end = std::min(runs, (task + 1) * runs_per_task);
     for (std::int64_t r = task * runs_per_task; r < end; ++r) {

@@ -478,7 +478,7 @@ void step_all(const Args& args, const T* x, const W* w, T* y, T* state) {
 template <class T>
 constexpr bool kSlow = std::is_same_v<T, F16> && HWY_TARGET == HWY_SSSE3;
 
-// Calls body with K as a constant: 1 to 4, or 0 for any other.
+// Calls body with K as a constant where it pays, 3 or 4, or with 0 for any other.
 template <class T, class Body>
 void with_taps(std::int64_t taps, const Body& body) {
   if constexpr (!kSlow<T>) {

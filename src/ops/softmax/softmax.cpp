@@ -28,7 +28,8 @@ Check softmax_check(const Tensor& x, std::int64_t axis) {
                                       std::to_string(x.rank()) + "), got " + std::to_string(axis));
   }
   if (!is_kernel_float(x.dtype())) {
-    return wrong(Errc::kDType, std::string("x must be f32, f16 or bf16, got ") + name_of(x.dtype()));
+    return wrong(Errc::kDType,
+                 std::string("x must be f32, f16 or bf16, got ") + name_of(x.dtype()));
   }
   return std::nullopt;
 }

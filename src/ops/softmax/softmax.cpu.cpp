@@ -23,15 +23,16 @@ namespace {
 
 constexpr std::int64_t kBlock = 2048;            // columns with one maximum
 constexpr std::int64_t kCacheBytes = 960 << 10;  // of a 1.25 MiB second-level cache
-constexpr std::int64_t kTile = 256;  // rows side by side when a row is not contiguous
+constexpr std::int64_t kTile = 256;              // rows side by side when a row is not contiguous
 
 template <class T>
 HWY_INLINE float row_max(DF d, const T* x, std::size_t n) {
   VF m = hn::Set(d, -INFINITY);
-  for_row(d, n, [&](std::size_t i) HWY_ATTR { m = hn::Max(m, load(d, x + i)); },
-          [&](std::size_t i, std::size_t count) HWY_ATTR {
-            m = hn::IfThenElse(hn::FirstN(d, count), hn::Max(m, load_n(d, x + i, count)), m);
-          });
+  for_row(
+      d, n, [&](std::size_t i) HWY_ATTR { m = hn::Max(m, load(d, x + i)); },
+      [&](std::size_t i, std::size_t count) HWY_ATTR {
+        m = hn::IfThenElse(hn::FirstN(d, count), hn::Max(m, load_n(d, x + i, count)), m);
+      });
   return max_lanes(d, m);
 }
 
@@ -95,7 +96,9 @@ HWY_INLINE BlockSum exp_block(DF d, const T* x, std::size_t n, float m, float* e
       i += count;
     }
   };
-  const auto has_pair = [&]() HWY_ATTR { return i + 2 * lanes <= n; };
+  const auto has_pair = [&]() HWY_ATTR {
+    return i + 2 * lanes <= n;
+  };
   const auto pair = [&]() HWY_ATTR {
     VF a, b;
     load_pair(d, x + i, a, b);
@@ -107,7 +110,9 @@ HWY_INLINE BlockSum exp_block(DF d, const T* x, std::size_t n, float m, float* e
     sum_b = hn::Add(sum_b, b);
     i += 2 * lanes;
   };
-  const auto has_next = [&]() HWY_ATTR { return seen + 2 * lanes <= next_n; };
+  const auto has_next = [&]() HWY_ATTR {
+    return seen + 2 * lanes <= next_n;
+  };
   const auto look = [&]() HWY_ATTR {
     VF a, b;
     load_pair(d, next + seen, a, b);
@@ -196,12 +201,11 @@ void forward_some(const T* x, T* y, std::int64_t first, std::int64_t end, std::i
                   float* e, BlockSum* blocks) {
   const DF d;
   const std::int64_t count = ceil_div(cols, kBlock);
-  BlockSum before{};  // of the row before
+  BlockSum before{};                                          // of the row before
   const auto pending = [&](std::int64_t r, std::int64_t b) {  // block b of row r, to be written
     const std::int64_t side = r & 1;
     return Pending<kStream, T>{e + side * cols + b * kBlock, y + r * cols + b * kBlock,
-                               block_length(cols, b),
-                               share_of(blocks[side * count + b].m, before)};
+                               block_length(cols, b), share_of(blocks[side * count + b].m, before)};
   };
   float m = row_max(d, x + first * cols, block_length(cols, 0));
   for (std::int64_t r = first; r < end; ++r) {
@@ -212,12 +216,11 @@ void forward_some(const T* x, T* y, std::int64_t first, std::int64_t end, std::i
       const std::size_t n = block_length(cols, b);
       const std::size_t lead = kStream ? before_line(y + at, n) : 0;
       const bool last = b + 1 == count;
-      const std::size_t next_n = !last           ? block_length(cols, b + 1)
+      const std::size_t next_n = !last         ? block_length(cols, b + 1)
                                  : r + 1 < end ? block_length(cols, 0)
                                                : 0;
-      const BlockSum made =
-          exp_block(d, x + at, n, m, e + side * cols + b * kBlock, lead, next_n,
-                    r == first ? Pending<kStream, T>{} : pending(r - 1, b));
+      const BlockSum made = exp_block(d, x + at, n, m, e + side * cols + b * kBlock, lead, next_n,
+                                      r == first ? Pending<kStream, T>{} : pending(r - 1, b));
       here[b] = {m, made.sum};
       m = made.m;
     }
@@ -331,15 +334,14 @@ void forward_columns(const SoftmaxArgs& args, const T* x_all, T* y_all) {
       for (std::int64_t c = 0; c < args.cols; ++c) {
         const T* x = x_all + start + c * args.inner;
         T* y = y_all + start + c * args.inner;
-        for_row(d, width, [&](std::size_t i) HWY_ATTR { body(i, load(d, x + i), y + i, hn::Lanes(d)); },
-                [&](std::size_t i, std::size_t count) HWY_ATTR {
-                  body(i, load_n(d, x + i, count), y + i, count);
-                });
+        for_row(
+            d, width, [&](std::size_t i) HWY_ATTR { body(i, load(d, x + i), y + i, hn::Lanes(d)); },
+            [&](std::size_t i, std::size_t count)
+                HWY_ATTR { body(i, load_n(d, x + i, count), y + i, count); });
       }
     };
-    sweep([&](std::size_t i, VF v, T*, std::size_t count) HWY_ATTR {
-      store_n(d, hn::Max(load_n(d, m + i, count), v), m + i, count);
-    });
+    sweep([&](std::size_t i, VF v, T*, std::size_t count)
+              HWY_ATTR { store_n(d, hn::Max(load_n(d, m + i, count), v), m + i, count); });
     sweep([&](std::size_t i, VF v, T*, std::size_t count) HWY_ATTR {
       const VF e = exp_nonpositive(d, hn::Sub(v, load_n(d, m + i, count)));
       store_n(d, hn::Add(load_n(d, sum + i, count), e), sum + i, count);
@@ -361,13 +363,13 @@ void backward_columns(const SoftmaxArgs& args, const T* y_all, const T* dy_all, 
         const T* y = y_all + start + c * args.inner;
         const T* dy = dy_all + start + c * args.inner;
         T* dx = dx_all + start + c * args.inner;
-        for_row(d, width,
-                [&](std::size_t i) HWY_ATTR {
-                  body(i, load(d, y + i), load(d, dy + i), dx + i, hn::Lanes(d));
-                },
-                [&](std::size_t i, std::size_t count) HWY_ATTR {
-                  body(i, load_n(d, y + i, count), load_n(d, dy + i, count), dx + i, count);
-                });
+        for_row(
+            d, width,
+            [&](std::size_t i)
+                HWY_ATTR { body(i, load(d, y + i), load(d, dy + i), dx + i, hn::Lanes(d)); },
+            [&](std::size_t i, std::size_t count) HWY_ATTR {
+              body(i, load_n(d, y + i, count), load_n(d, dy + i, count), dx + i, count);
+            });
       }
     };
     sweep([&](std::size_t i, VF y, VF dy, T*, std::size_t count) HWY_ATTR {

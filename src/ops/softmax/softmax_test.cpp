@@ -65,7 +65,9 @@ TEST(SoftmaxOracle, GradientMatchesCentralDifference) {
 
 TEST(SoftmaxCheck, SaysWhatIsWrong) {
   const auto f32 = Tensor::meta({4, 2});
-  const auto fwd = [](const Tensor& x, std::int64_t axis) { return ops::softmax_check(x, axis); };
+  const auto fwd = [](const Tensor& x, std::int64_t axis) {
+    return ops::softmax_check(x, axis);
+  };
   const auto bwd = [](const Tensor& y, const Tensor& dy) {
     return ops::softmax_backward_check(y, dy, -1);
   };
@@ -100,7 +102,8 @@ class Softmax : public OnDevice {
     const auto put = [&](const std::vector<double>& v) {
       return strided ? upload_strided(v, shape, dtype) : upload(v, shape, dtype, offset);
     };
-    const std::string at = to_string(shape) + " axis " + std::to_string(axis) + " " + name_of(dtype);
+    const std::string at =
+        to_string(shape) + " axis " + std::to_string(axis) + " " + name_of(dtype);
     const Tensor y = ops::softmax(encoder(), put(x), axis);
     const auto y_stored = download(y);
     const Expected want = oracle(outer, shape[a], inner, x, dy, &y_stored);
@@ -195,8 +198,9 @@ TEST_P(Softmax, RandomShapesAndAxes) {
     const int rank = *rc::gen::inRange(1, 5);
     for (int i = 0; i < rank; ++i) shape.push_back(*rc::gen::inRange(1, 9));
     shape[*rc::gen::inRange(0, rank)] = *rc::gen::inRange(1, 80);
-    check(shape, *rc::gen::inRange(-rank, rank), *rc::gen::elementOf(std::vector<DType>(
-          std::begin(kTypes), std::end(kTypes))), 4, *rc::gen::arbitrary<bool>());
+    check(shape, *rc::gen::inRange(-rank, rank),
+          *rc::gen::elementOf(std::vector<DType>(std::begin(kTypes), std::end(kTypes))), 4,
+          *rc::gen::arbitrary<bool>());
     RC_ASSERT(!HasFailure());
   }));
 }
@@ -207,22 +211,34 @@ MT_ON_EVERY_BACKEND(Softmax);
 
 std::vector<BenchCase> softmax_bench_cases() {
   std::vector<BenchCase> cases;
-  for (const auto& [rows, cols] : std::vector<std::pair<std::int64_t, std::int64_t>>{
-           {16384, 512}, {8192, 512}, {16384, 4096}, {4096, 32768}, {2048, 32768}, {2048, 151936},
-           {64, 512}, {128, 1024}, {16384, 128}, {1000, 2047}}) {
+  for (const auto& [rows, cols] :
+       std::vector<std::pair<std::int64_t, std::int64_t>>{{16384, 512},
+                                                          {8192, 512},
+                                                          {16384, 4096},
+                                                          {4096, 32768},
+                                                          {2048, 32768},
+                                                          {2048, 151936},
+                                                          {64, 512},
+                                                          {128, 1024},
+                                                          {16384, 128},
+                                                          {1000, 2047}}) {
     for (const DType dtype : kTypes) {
       const std::int64_t bytes = rows * cols * static_cast<std::int64_t>(size_of(dtype));
       const Shape shape{rows, cols};
       const std::string name = std::to_string(rows) + "x" + std::to_string(cols);
       cases.push_back({"", "fwd", name, dtype, bytes, bytes, 1, 1, [=](CommandEncoder& encoder) {
                          const Tensor x = random_tensor(encoder, shape, dtype, 1, 2);
-                         return [=, &encoder] { ops::softmax(encoder, x); };
+                         return [=, &encoder] {
+                           ops::softmax(encoder, x);
+                         };
                        }});
       cases.push_back(
           {"", "bwd", name, dtype, 2 * bytes, bytes, 2, 1, [=](CommandEncoder& encoder) {
              const Tensor y = ops::softmax(encoder, random_tensor(encoder, shape, dtype, 1, 2));
              const Tensor dy = random_tensor(encoder, shape, dtype, 2);
-             return [=, &encoder] { ops::softmax_backward(encoder, y, dy); };
+             return [=, &encoder] {
+               ops::softmax_backward(encoder, y, dy);
+             };
            }});
     }
   }

@@ -17,14 +17,10 @@ Error wrong_topk(Errc code, const std::string& what) {
 // Elements are moved, not read: one kernel per size.
 DType unsigned_of_size(std::size_t bytes) {
   switch (bytes) {
-    case 1:
-      return DType::kU8;
-    case 2:
-      return DType::kU16;
-    case 4:
-      return DType::kU32;
-    default:
-      return DType::kU64;
+    case 1: return DType::kU8;
+    case 2: return DType::kU16;
+    case 4: return DType::kU32;
+    default: return DType::kU64;
   }
 }
 

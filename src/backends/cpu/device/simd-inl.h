@@ -191,8 +191,8 @@ HWY_INLINE VF load_n(DF d, const T* p, std::size_t n) {
     return hn::MaskedLoad(hn::FirstN(d, n), d, p);
   } else {
     const DU16 d16;
-    return widen(d, T(), hn::MaskedLoad(hn::FirstN(d16, n), d16,
-                                        reinterpret_cast<const std::uint16_t*>(p)));
+    return widen(
+        d, T(), hn::MaskedLoad(hn::FirstN(d16, n), d16, reinterpret_cast<const std::uint16_t*>(p)));
   }
 #else
   HWY_ALIGN T lanes[hn::MaxLanes(DF())] = {};

@@ -39,8 +39,8 @@ inline float* thread_scratch(std::int64_t floats) {
     memory.reset(static_cast<float*>(std::aligned_alloc(64, static_cast<std::size_t>(room) * 4)));
     if (!memory) {
       room = 0;
-      throw Error(Errc::kOutOfMemory, "memory: no room for " + std::to_string(floats) +
-                                          " floats of scratch");
+      throw Error(Errc::kOutOfMemory,
+                  "memory: no room for " + std::to_string(floats) + " floats of scratch");
     }
   }
   return memory.get();
