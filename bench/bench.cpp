@@ -71,6 +71,15 @@ void write_json(const std::string& path, const json& report) {
   }
 }
 
+std::regex compiled(const std::string& filter) {
+  try {
+    return std::regex(filter.empty() ? ".*" : filter);
+  } catch (const std::regex_error& e) {
+    throw Error(Errc::kArgument,
+                "bench: the filter must be a regular expression, got '" + filter + "': " + e.what());
+  }
+}
+
 void empty_kernel(const KernelCall&) {}
 
 // What a dispatch costs when the kernel does nothing.
@@ -193,7 +202,7 @@ void print_row(std::ostream& out, const std::string& name, const json& row) {
 }  // namespace
 
 void run_ops(Device& device, const BenchConfig& config, std::ostream& out) {
-  const std::regex wanted(config.filter.empty() ? ".*" : config.filter);
+  const std::regex wanted = compiled(config.filter);
   const auto encoder = device.make_encoder();
   std::unique_ptr<Peers> peers;
   if (!config.peers_script.empty()) {

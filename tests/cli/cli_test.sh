@@ -1,0 +1,53 @@
+#!/bin/sh
+# cli_test.sh <mlxtape>: the program as a user meets it: commands, exit codes, files.
+set -u
+program=$1
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+failures=0
+
+# expect <exit code> <text in the output> <arguments...>
+expect() {
+  code=$1 text=$2
+  shift 2
+  output=$("$program" "$@" 2>&1)
+  status=$?
+  if [ "$status" -ne "$code" ]; then
+    echo "mlxtape $*: exit $status, want $code"
+    failures=$((failures + 1))
+  fi
+  case $output in
+    *"$text"*) ;;
+    *)
+      echo "mlxtape $*: no '$text' in: $output"
+      failures=$((failures + 1))
+      ;;
+  esac
+}
+
+expect 0 "cpu: " info
+expect 0 "cpu softmax_fwd_bf16" kernels
+expect 0 "bench" --help
+expect 0 "--json" bench ops --help
+expect 0 "." --version
+expect 2 "subcommand is required"
+expect 2 "got 'frobnicate'" frobnicate
+expect 2 "--threads" --threads 5000 info
+expect 2 "--threads" --threads many info
+expect 1 "one of" --cpu-target AVX9 info
+expect 0 "2 threads used" --threads 2 info
+expect 0 "PASSED" selftest --filter 'SoftmaxCheck*'
+
+row='softmax fwd 64x512 f32'
+expect 0 "$row" bench ops --filter "$row" --seconds 0.01 --json "$folder/result.json"
+for key in '"schema": 1' '"op": "softmax"' '"shape": "64x512"' '"floor_us"' '"peak_bytes"' '"peers"' \
+  '"copy_gbps"' '"commit"' '"allocations": 0'; do
+  grep -q "$key" "$folder/result.json" || {
+    echo "result.json has no $key"
+    failures=$((failures + 1))
+  }
+done
+expect 1 "must be writable" bench ops --filter "$row" --seconds 0.01 --json "$folder/no/such/file"
+expect 1 "regular expression" bench ops --filter '(' --seconds 0.01
+expect 1 "one line of JSON" bench ops --filter "$row" --seconds 0.01 --peers x --python /no/python
+exit $((failures > 0))
