@@ -75,8 +75,8 @@ std::regex compiled(const std::string& filter) {
   try {
     return std::regex(filter.empty() ? ".*" : filter);
   } catch (const std::regex_error& e) {
-    throw Error(Errc::kArgument,
-                "bench: the filter must be a regular expression, got '" + filter + "': " + e.what());
+    throw Error(Errc::kArgument, "bench: the filter must be a regular expression, got '" + filter +
+                                     "': " + e.what());
   }
 }
 

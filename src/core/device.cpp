@@ -22,10 +22,11 @@ std::size_t bytes_or_throw(const Shape& shape, DType dtype) {
 }  // namespace
 
 const std::vector<Device*>& Device::all() {
-  static const std::vector<Device*> devices = [] {
-    std::vector<Device*> found;
-    register_all_devices(found);
-    return found;
+  // Never destroyed, as the devices in it are not.
+  static const std::vector<Device*>& devices = [&]() -> const std::vector<Device*>& {
+    auto found = std::make_unique<std::vector<Device*>>();
+    register_all_devices(*found);
+    return *found.release();
   }();
   return devices;
 }

@@ -33,6 +33,10 @@ void CommandEncoder::run(const Kernel& kernel, const void* args,
   std::size_t n = 0;
   for (const auto& list : {in, out}) {
     for (const Tensor& t : list) {
+      if (t.size() != 0 && !t.has_memory()) {
+        throw Error(Errc::kArgument, kernel.name + ": every tensor must have memory, got " +
+                                         to_string(t.shape()) + " without any");
+      }
       if (t.has_memory() && t.device() != device_) {
         throw Error(Errc::kDevice, kernel.name + ": every tensor must be on " + device_->name() +
                                        ", got one on " + t.device()->name());

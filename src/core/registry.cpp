@@ -32,8 +32,8 @@ KernelRegistry& KernelRegistry::instance() {
   return registry;
 }
 
-void KernelRegistry::add(Backend backend, std::string name, KernelFn fn, WorkspaceFn workspace,
-                         const void* state) {
+void KernelRegistry::add(Backend backend, const std::string& name, KernelFn fn,
+                         WorkspaceFn workspace, const void* state) {
   if (name.empty() || fn == nullptr) {
     throw Error(Errc::kArgument, "registry: a kernel must have a name and a function, got '" +
                                      name + "'" + (fn == nullptr ? " without a function" : ""));

@@ -15,7 +15,7 @@ namespace mlxtape {
 
 namespace {
 
-std::string quoted(std::string_view text) {
+std::string json_string(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') {
@@ -71,7 +71,7 @@ std::string Trace::json() const {
   const char* separator = "\n";
   for (const Impl::Event& e : impl_->events) {
     out += separator;
-    out += "{\"name\": " + quoted(e.name) + ", \"cat\": " + quoted(e.track) +
+    out += "{\"name\": " + json_string(e.name) + ", \"cat\": " + json_string(e.track) +
            ", \"ph\": \"X\", \"pid\": 1, \"tid\": " + std::to_string(e.thread) +
            ", \"ts\": " + microseconds(e.start - impl_->origin) +
            ", \"dur\": " + microseconds(e.end - e.start) + "}";

@@ -36,11 +36,11 @@ void count_scratch(const KernelCall& call) {
 void broken(const KernelCall&) { throw std::runtime_error("it is broken"); }
 
 const Kernel& user_kernel() {
-  static const Kernel& kernel = [&]() -> const Kernel& {
+  static const Kernel* const kKernel = [] {
     KernelRegistry::instance().add(Backend::kCpu, "user_scale_f32", scale);
-    return KernelRegistry::instance().find(Backend::kCpu, "user_scale_f32");
+    return &KernelRegistry::instance().find(Backend::kCpu, "user_scale_f32");
   }();
-  return kernel;
+  return *kKernel;
 }
 
 struct Encoder : testing::Test {
@@ -96,6 +96,13 @@ TEST_F(Encoder, AFailingKernelIsNamedAndTheEncoderGoesOn) {
   }
   const Tensor a = filled(5, 3);
   EXPECT_NO_THROW(ops::softmax(*encoder, a));
+}
+
+TEST_F(Encoder, ATensorWithoutMemoryIsRefused) {
+  const Tensor a = filled(4, 1);
+  const Tensor meta = Tensor::meta({4});
+  EXPECT_THROW(encoder->dispatch(user_kernel(), ScaleArgs{2, 4}, {meta}, {a}), Error);
+  EXPECT_THROW(ops::softmax(*encoder, Tensor::meta({4})), Error);
 }
 
 TEST_F(Encoder, OutOfMemoryLeavesTheDeviceUsable) {

@@ -16,7 +16,7 @@ Refs refs(const std::vector<double>& values) {
 
 TEST(Oracle, CountsEveryKindOfWrong) {
   const std::vector<double> v{1, -2, 3};
-  const auto wrong = [&](std::vector<double> got) {
+  const auto wrong = [&](const std::vector<double>& got) {
     return count_wrong(got, refs(v), DType::kF32, 1);
   };
   EXPECT_EQ(wrong(v), 0);

@@ -59,7 +59,7 @@ class KernelRegistry {
   static KernelRegistry& instance();
 
   // Throws kArgument when the name is taken or empty or fn is null.
-  void add(Backend backend, std::string name, KernelFn fn, WorkspaceFn workspace = nullptr,
+  void add(Backend backend, const std::string& name, KernelFn fn, WorkspaceFn workspace = nullptr,
            const void* state = nullptr);
 
   // Throws kNoKernel with the name. The reference stays valid for the life of the process.

@@ -22,6 +22,7 @@
 //            end with T and never fall; its values are not checked: they are used as if clamped to
 //            that, so whatever they are, every row belongs to one sequence and nothing outside x is
 //            read. The past is zeros, so a tap that is inf or NaN gives NaN where it meets them.
+//            Below z = −87, where σ is subnormal, silu is exact to |z| times the smallest f32 only.
 #pragma once
 
 #include "mlxtape/base/error.h"

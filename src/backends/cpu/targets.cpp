@@ -1,10 +1,13 @@
-// The two functions of Highway that are not in its headers, so that programs link no libhwy
-// (Debian has it as a shared library only), and the choice of target built on them.
+// The functions of Highway that are not in its headers, so that programs link no libhwy (Debian
+// has it as a shared library only), and the choice of target built on them.
 #include "backends/cpu/targets.h"
 
 #include <hwy/targets.h>
 
 #include <atomic>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
 
 #include "mlxtape/base/error.h"
 
@@ -67,6 +70,17 @@ std::int64_t SupportedTargets() {
 ChosenTarget& GetChosenTarget() {
   static ChosenTarget chosen;
   return chosen;
+}
+
+// Called by Highway's own assertions, which unoptimised and sanitized builds have.
+void Abort(const char* file, int line, const char* format, ...) {
+  std::fprintf(stderr, "%s:%d: ", file, line);
+  std::va_list args;
+  va_start(args, format);
+  std::vfprintf(stderr, format, args);
+  va_end(args);
+  std::fputc('\n', stderr);
+  std::abort();
 }
 
 }  // namespace hwy

@@ -128,10 +128,11 @@ void stream_copy(const T* from, T* to, std::size_t n) {
 enum class Write { kCached, kStreamed, kStaged };
 
 template <class T>
-Write way_to_write(const Args& args, const T* out) {
+Write way_to_write(const Args& args, const T* out, const T* state = nullptr) {
   const std::int64_t row_bytes = args.channels * static_cast<std::int64_t>(sizeof(T));
   if (args.rows * row_bytes < cpu::kStreamBytes) return Write::kCached;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(out) % 64 == 0 && row_bytes % 64 == 0;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(out) % 64 == 0 &&
+                       reinterpret_cast<std::uintptr_t>(state) % 64 == 0 && row_bytes % 64 == 0;
   return aligned ? Write::kStreamed : Write::kStaged;
 }
 
@@ -184,9 +185,9 @@ void forward_block(const Forward<T>& f, const Sequence<T>& sequence, std::int64_
                    std::int64_t p) {
   const int taps = kTaps != 0 ? kTaps : static_cast<int>(f.args.taps);
   const std::size_t step = pair_lanes();
-  constexpr std::int64_t kTileHere = kTileBytes / static_cast<std::int64_t>(sizeof(T));
-  for (std::int64_t c = 0; c < f.args.channels; c += kTileHere) {
-    const auto n = static_cast<std::size_t>(std::min(kTileHere, f.args.channels - c));
+  constexpr std::int64_t kChannels = kTileBytes / static_cast<std::int64_t>(sizeof(T));
+  for (std::int64_t c = 0; c < f.args.channels; c += kChannels) {
+    const auto n = static_cast<std::size_t>(std::min(kChannels, f.args.channels - c));
     const T* e[kRows + kMostTaps - 1];
     for (int j = 0; j < kR + taps - 1; ++j) e[j] = sequence.tile(p + j - (taps - 1), c);
     T* y[kR];
@@ -567,7 +568,7 @@ void conv1d_bwd(const KernelCall& call) {
                       packed<T>(call, args),
                       sums,
                       sequences_of(args, call.input<void>(3), room),
-                      way_to_write(args, call.output<T>(0))};
+                      way_to_write(args, call.output<T>(0), call.output<T>(2))};
   with_taps<T>(args.taps, [&](auto taps) {
     with_flags(args.silu != 0, b.write == Write::kStreamed,
                [&](auto silu, auto stream) { backward_tiles<taps(), silu(), stream()>(b); });

@@ -501,6 +501,21 @@ TEST_P(Conv1dDepthwiseCausal, ExtremeNumbers) {
   expect_near("slopes", download(grad.dx), want.dx, DType::kF32, 1);
 }
 
+// A product halfway between two stored numbers goes to the even one, in the vectors and in the rest.
+TEST_P(Conv1dDepthwiseCausal, TiesGoToEven) {
+  for (const auto& [dtype, ulp] :
+       {std::pair{DType::kF16, 0x1p-10}, std::pair{DType::kBF16, 0x1p-7}}) {
+    for (const bool odd : {false, true}) {
+      const double tap = 1 + (odd ? 1.5 : 0.5) * ulp, even = odd ? 1 + 2 * ulp : 1;
+      const Tensor x = upload(std::vector<double>(5 * 35, 1.0), {5, 35}, dtype);
+      const Tensor w = upload(std::vector<double>(35, tap), {35, 1}, DType::kF32);
+      const auto want = std::vector<double>(5 * 35, even);
+      EXPECT_EQ(download(ops::conv1d_depthwise_causal(encoder(), x, w).y), want);
+      EXPECT_EQ(download(ops::conv1d_depthwise_causal_backward(encoder(), x, w, x).dx), want);
+    }
+  }
+}
+
 TEST_P(Conv1dDepthwiseCausal, NanOfAnyPayloadStaysNan) {
   const Tensor w = encoder().empty({4, 1}, DType::kF32);
   const float taps[] = {std::bit_cast<float>(0x7fffffffU), std::bit_cast<float>(0xffffffffU),

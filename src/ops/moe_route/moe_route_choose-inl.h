@@ -162,8 +162,9 @@ HWY_INLINE std::uint64_t reaching(const T* x, std::size_t n, VF floor) {
 }
 
 // The places, in order, where the row reaches the floor; returned: how many. It stops where there
-// are more than kMostRanked. Fetches the row that lies ahead. Four places of each word are written whether they
-// are there or not: a branch on each would be mispredicted, and the next word writes over them.
+// are more than kMostRanked. Fetches the row that lies ahead. Four places of each word are written
+// whether they are there or not: a branch on each would be mispredicted, and the next word writes
+// over them.
 template <class T>
 HWY_INLINE std::size_t reach(const T* x, std::size_t experts, float floor, std::size_t ahead,
                              std::int32_t* list) {

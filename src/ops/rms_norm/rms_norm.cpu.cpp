@@ -25,10 +25,10 @@ namespace {
 
 constexpr std::int64_t kGroup = 4;           // rows side by side
 constexpr std::int64_t kMostGrouped = 8192;  // columns: 4 rows of x and dy in f32 are 256 KiB
-constexpr std::int64_t kMostBlocks = 128;
-constexpr std::int64_t kLine = 32;     // 16-bit elements of a line
-constexpr std::int64_t kChunk = 1024;  // columns of dw that one task adds up
-constexpr std::size_t kAhead = 2048;   // elements fetched ahead, at least
+constexpr std::int64_t kMostBlocks = 128;    // enough to share out, few enough to add up
+constexpr std::int64_t kLine = 32;           // 16-bit elements of a line
+constexpr std::int64_t kChunk = 1024;        // columns of dw that one task adds up
+constexpr std::size_t kAhead = 2048;         // elements fetched ahead, at least
 
 // ---- how the work is cut: by shape alone ----
 
@@ -36,11 +36,13 @@ struct Blocks {
   std::int64_t rows, each, count;
 };
 
+std::int64_t group_of(std::int64_t cols) { return cols <= kMostGrouped ? kGroup : 1; }
+
 // least: the rows that make a block worth its own sums.
 Blocks blocks_of(const RmsNormArgs& a, std::int64_t least) {
   const std::int64_t row_bytes = 2 * a.cols * static_cast<std::int64_t>(sizeof(float));
   std::int64_t each = std::max(ceil_div(a.rows, kMostBlocks), cpu::rows_per_task(row_bytes));
-  each = ceil_div(std::max(each, least), kGroup) * kGroup;
+  each = ceil_div(std::max(each, least), group_of(a.cols)) * group_of(a.cols);
   return {a.rows, each, ceil_div(a.rows, each)};
 }
 
@@ -70,7 +72,7 @@ std::size_t backward_workspace(const void* args) {
 // Calls body(block, first row, rows as a constant) for every group of rows.
 template <class Body>
 void for_groups(const Blocks& blocks, std::int64_t cols, const Body& body) {
-  const std::int64_t group = cols <= kMostGrouped ? kGroup : 1;
+  const std::int64_t group = group_of(cols);
   parallel_for(blocks.count, [&](std::int64_t block) {
     std::int64_t row = block * blocks.each;
     const std::int64_t end = std::min(blocks.rows, row + blocks.each);

@@ -289,6 +289,7 @@ TEST_P(RmsNorm, MatchesOracleForEveryWeight) {
         check(form, {0, 33}, dtype, weight);
         check(form, {3, 5, 33}, dtype, weight);
         check(form, {67, 1027}, dtype, weight);
+        check(form, {35, 96}, dtype, weight);
         check(form, {9}, dtype, weight);
       }
     }

@@ -2,9 +2,8 @@
 //
 // Rows over threads, each row in blocks. A block's exponentials are taken relative to the block's
 // own maximum and wait in the cache, as f32, until the row's maximum and sum are known: one
-// factor per block then makes them the result. One loop does three things: it takes the
-// exponentials of a block, finds the maximum of the next and writes the same block of the row
-// before. So x is read once, in one stream, and reading, arithmetic and writing overlap. A row whose
+// factor per block then makes them the result. The maximum of the next block is found in the same
+// loop, so x is read once, in one stream, and memory and arithmetic overlap. A row whose
 // exponentials do not fit one core's cache is cut over all threads. Bound by memory for f32, by
 // both for 16-bit types: about 13 cycles of arithmetic a vector of 16.
 #undef HWY_TARGET_INCLUDE
@@ -41,44 +40,12 @@ struct BlockSum {
   float m, sum;
 };
 
-// A block whose result is known but not yet written: y = e · share. Pairs of e are in the order of
-// load_pair from the first line of y on when streamed (before_line), else from 0.
-template <bool kStream, class T>
-struct Pending {
-  const float* e = nullptr;
-  T* y = nullptr;
-  std::size_t n = 0;
-  float share = 0;
-  std::size_t at = 0;
-
-  HWY_INLINE void some(DF d, std::size_t end) {
-    while (at < end) {
-      const std::size_t count = std::min(hn::Lanes(d), end - at);
-      store_n(d, hn::Mul(load_n(d, e + at, count), hn::Set(d, share)), y + at, count);
-      at += count;
-    }
-  }
-  HWY_INLINE void start(DF d) {
-    if (kStream) some(d, before_line(y, n));
-  }
-  HWY_INLINE bool has_pair(DF d) const { return at + 2 * hn::Lanes(d) <= n; }
-  HWY_INLINE void pair(DF d) {
-    const VF by = hn::Set(d, share);
-    store_pair<kStream>(d, hn::Mul(hn::LoadU(d, e + at), by),
-                        hn::Mul(hn::LoadU(d, e + at + hn::Lanes(d)), by), y + at);
-    at += 2 * hn::Lanes(d);
-  }
-  HWY_INLINE void finish(DF d) {
-    while (has_pair(d)) pair(d);
-    some(d, n);
-  }
-};
-
-// e[i] = exp(x[i] − m) for a block of n, its pairs from element `lead` on. Returns their sum, and
-// the maximum of the block after it, x[n] to x[n + next_n − 1]; writes `pending` on the way.
-template <bool kStream, class T>
+// e[i] = exp(x[i] − m) for a block of n, in the order of load_pair from element `lead` on. Returns
+// their sum, and the maximum of the block after it, x[n] to x[n + next_n − 1], which is fetched
+// on the way.
+template <class T>
 HWY_INLINE BlockSum exp_block(DF d, const T* x, std::size_t n, float m, float* e, std::size_t lead,
-                              std::size_t next_n, Pending<kStream, T> pending) {
+                              std::size_t next_n) {
   const std::size_t lanes = hn::Lanes(d);
   // −inf − −inf would be NaN: a block of −inf alone adds nothing, one with NaN adds NaN.
   const VF vm = hn::Set(d, m == -INFINITY ? 0 : m);
@@ -96,9 +63,6 @@ HWY_INLINE BlockSum exp_block(DF d, const T* x, std::size_t n, float m, float* e
       i += count;
     }
   };
-  const auto has_pair = [&]() HWY_ATTR {
-    return i + 2 * lanes <= n;
-  };
   const auto pair = [&]() HWY_ATTR {
     VF a, b;
     load_pair(d, x + i, a, b);
@@ -110,24 +74,16 @@ HWY_INLINE BlockSum exp_block(DF d, const T* x, std::size_t n, float m, float* e
     sum_b = hn::Add(sum_b, b);
     i += 2 * lanes;
   };
-  const auto has_next = [&]() HWY_ATTR {
-    return seen + 2 * lanes <= next_n;
-  };
-  const auto look = [&]() HWY_ATTR {
+  some(lead);
+  for (; i + 2 * lanes <= n && seen + 2 * lanes <= next_n; seen += 2 * lanes) {
     VF a, b;
     load_pair(d, next + seen, a, b);
     next_a = hn::Max(next_a, a);
     next_b = hn::Max(next_b, b);
-    seen += 2 * lanes;
-  };
-  some(lead);
-  pending.start(d);
-  for (; has_pair() && has_next() && pending.has_pair(d); pair()) look(), pending.pair(d);
-  for (; has_pair() && has_next(); pair()) look();
-  for (; has_pair() && pending.has_pair(d); pair()) pending.pair(d);
-  while (has_pair()) pair();
+    pair();
+  }
+  while (i + 2 * lanes <= n) pair();
   some(n);
-  pending.finish(d);
   float next_m = max_lanes(d, hn::Max(next_a, next_b));
   if (next_n > seen) next_m = std::max(next_m, row_max(d, next + seen, next_n - seen));
   return {next_m, sum_lanes(d, hn::Add(sum_a, sum_b))};
@@ -162,9 +118,22 @@ BlockSum join(const BlockSum* blocks, std::int64_t count) {
   return {m, sum};
 }
 
-// What a block's exponentials are multiplied by.
-float share_of(float block_m, const BlockSum& row) {
-  return (block_m == row.m ? 1 : std::exp(block_m - row.m)) / row.sum;
+// y = e · exp(block − row) / sum. Fetches n elements from ahead on meanwhile: reading goes on while
+// this only writes.
+template <bool kStream, class T>
+HWY_INLINE void write_block(DF d, const float* e, T* y, std::size_t n, float block_m,
+                            const BlockSum& row, const T* ahead) {
+  const VF share = hn::Set(d, (block_m == row.m ? 1 : std::exp(block_m - row.m)) / row.sum);
+  write_pairs<kStream>(
+      d, y, n,
+      [&](std::size_t i, VF& a, VF& b) HWY_ATTR {
+        hwy::Prefetch(ahead + i);
+        if constexpr (sizeof(T) == 4) hwy::Prefetch(ahead + i + hn::Lanes(d));
+        a = hn::Mul(hn::LoadU(d, e + i), share);
+        b = hn::Mul(hn::LoadU(d, e + i + hn::Lanes(d)), share);
+      },
+      [&](std::size_t i, std::size_t count)
+          HWY_ATTR { return hn::Mul(load_n(d, e + i, count), share); });
 }
 
 template <bool kStream, class T>
@@ -195,41 +164,32 @@ std::size_t block_length(std::int64_t cols, std::int64_t block) {
   return static_cast<std::size_t>(std::min(kBlock, cols - block * kBlock));
 }
 
-// Rows [first, end), one after the other. e: room for two rows, blocks: for two rows of blocks.
+// Rows [first, end), one after the other; e and blocks serve one row at a time.
 template <bool kStream, class T>
 void forward_some(const T* x, T* y, std::int64_t first, std::int64_t end, std::int64_t cols,
                   float* e, BlockSum* blocks) {
   const DF d;
   const std::int64_t count = ceil_div(cols, kBlock);
-  BlockSum before{};                                          // of the row before
-  const auto pending = [&](std::int64_t r, std::int64_t b) {  // block b of row r, to be written
-    const std::int64_t side = r & 1;
-    return Pending<kStream, T>{e + side * cols + b * kBlock, y + r * cols + b * kBlock,
-                               block_length(cols, b), share_of(blocks[side * count + b].m, before)};
-  };
   float m = row_max(d, x + first * cols, block_length(cols, 0));
   for (std::int64_t r = first; r < end; ++r) {
-    const std::int64_t side = r & 1;
-    BlockSum* here = blocks + side * count;
     for (std::int64_t b = 0; b < count; ++b) {
       const std::int64_t at = r * cols + b * kBlock;
-      const std::size_t n = block_length(cols, b);
-      const std::size_t lead = kStream ? before_line(y + at, n) : 0;
       const bool last = b + 1 == count;
       const std::size_t next_n = !last         ? block_length(cols, b + 1)
                                  : r + 1 < end ? block_length(cols, 0)
                                                : 0;
-      const BlockSum made = exp_block(d, x + at, n, m, e + side * cols + b * kBlock, lead, next_n,
-                                      r == first ? Pending<kStream, T>{} : pending(r - 1, b));
-      here[b] = {m, made.sum};
+      const std::size_t n = block_length(cols, b);
+      const std::size_t lead = kStream ? before_line(y + at, n) : 0;
+      const BlockSum made = exp_block(d, x + at, n, m, e + b * kBlock, lead, next_n);
+      blocks[b] = {m, made.sum};
       m = made.m;
     }
-    before = join(here, count);
-  }
-  for (std::int64_t b = 0; b < count; ++b) {
-    Pending<kStream, T> rest = pending(end - 1, b);
-    rest.start(d);
-    rest.finish(d);
+    const BlockSum row = count == 1 ? blocks[0] : join(blocks, count);
+    for (std::int64_t b = 0; b < count; ++b) {
+      write_block<kStream>(
+          d, e + b * kBlock, y + r * cols + b * kBlock, block_length(cols, b), blocks[b].m, row,
+          x + (r + 1) * cols + static_cast<std::int64_t>(block_length(cols, 0)) + b * kBlock);
+    }
   }
   if (kStream) hwy::FlushStream();
 }
@@ -239,34 +199,30 @@ void forward_rows(const SoftmaxArgs& args, const T* x, T* y, void* workspace) {
   const std::int64_t rows = args.outer;
   const std::int64_t cols = args.cols;
   const std::int64_t count = ceil_div(cols, kBlock);
-  if (2 * cols * 4 <= kCacheBytes) {
+  if (cols * 4 <= kCacheBytes) {
     const std::int64_t each = cpu::rows_per_task(2 * cols * static_cast<std::int64_t>(sizeof(T)));
-    const std::int64_t group = std::max<std::int64_t>(each, 8);  // one start for so many rows
-    parallel_for(ceil_div(rows, group), [&](std::int64_t task) {
-      float* e = cpu::thread_scratch(2 * cols + 4 * count);
-      forward_some<kStream>(x, y, task * group, std::min(rows, (task + 1) * group), cols, e,
-                            reinterpret_cast<BlockSum*>(e + 2 * cols));
+    parallel_for(ceil_div(rows, each), [&](std::int64_t task) {
+      float* e = cpu::thread_scratch(cols + 2 * count);
+      forward_some<kStream>(x, y, task * each, std::min(rows, (task + 1) * each), cols, e,
+                            reinterpret_cast<BlockSum*>(e + cols));
     });
     return;
   }
   auto* blocks = static_cast<BlockSum*>(workspace);    // [count]
   auto* e = reinterpret_cast<float*>(blocks + count);  // [cols]
   for (std::int64_t r = 0; r < rows; ++r) {
-    T* y_row = y + r * cols;
     parallel_for(count, [&](std::int64_t b) {
       const DF d;
       const T* at = x + r * cols + b * kBlock;
       const std::size_t n = block_length(cols, b);
       const float m = row_max(d, at, n);
-      const std::size_t lead = kStream ? before_line(y_row + b * kBlock, n) : 0;
-      blocks[b] = {m, exp_block(d, at, n, m, e + b * kBlock, lead, 0, Pending<kStream, T>{}).sum};
+      const std::size_t lead = kStream ? before_line(y + r * cols + b * kBlock, n) : 0;
+      blocks[b] = {m, exp_block(d, at, n, m, e + b * kBlock, lead, 0).sum};
     });
     const BlockSum row = join(blocks, count);
     parallel_for(count, [&](std::int64_t b) {
-      Pending<kStream, T> block{e + b * kBlock, y_row + b * kBlock, block_length(cols, b),
-                                share_of(blocks[b].m, row)};
-      block.start(DF());
-      block.finish(DF());
+      write_block<kStream>(DF(), e + b * kBlock, y + r * cols + b * kBlock, block_length(cols, b),
+                           blocks[b].m, row, x + (r + 1) * cols + b * kBlock);
       if (kStream) hwy::FlushStream();
     });
   }
@@ -383,7 +339,7 @@ void backward_columns(const SoftmaxArgs& args, const T* y_all, const T* dy_all, 
 
 std::size_t forward_workspace(const void* args) {
   const auto& a = *static_cast<const SoftmaxArgs*>(args);
-  if (a.inner != 1 || 2 * a.cols * 4 <= kCacheBytes) return 0;
+  if (a.inner != 1 || a.cols * 4 <= kCacheBytes) return 0;
   return static_cast<std::size_t>(ceil_div(a.cols, kBlock)) * sizeof(BlockSum) +
          static_cast<std::size_t>(a.cols) * sizeof(float);
 }

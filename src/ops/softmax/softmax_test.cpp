@@ -160,7 +160,7 @@ TEST_P(Softmax, MatchesOracleWhenStreamed) {
 
 TEST_P(Softmax, ExtremeNumbers) {
   const double inf = INFINITY, nan = std::nan("");
-  const auto run = [&](std::vector<double> x) {
+  const auto run = [&](const std::vector<double>& x) {
     const auto n = static_cast<std::int64_t>(x.size());
     return download(ops::softmax(encoder(), upload(x, {1, n}, DType::kF32)));
   };

@@ -221,6 +221,20 @@ struct Rows {
   std::int64_t lo, cols;
 };
 
+// Calls fn(i) for i in [0, n) where at[i] names something; most is the largest of at, or kNone.
+template <class Fn>
+HWY_INLINE void for_named(const std::uint32_t* at, std::int64_t n, std::uint32_t most,
+                          const Fn& fn) {
+  std::int64_t i = 0;
+  if (most != kNone) {
+    for (; i + 4 <= n; i += 4) fn(i), fn(i + 1), fn(i + 2), fn(i + 3);
+    for (; i < n; ++i) fn(i);
+  }
+  for (; i < n; ++i) {
+    if (at[i] != kNone) fn(i);
+  }
+}
+
 // out[at] = the sum in f32 of the terms that go there, rounded once.
 template <class T>
 HWY_NOINLINE void add_equal(const std::uint32_t* at, const T* dy, std::int64_t count, T* out) {
@@ -232,37 +246,35 @@ HWY_NOINLINE void add_equal(const std::uint32_t* at, const T* dy, std::int64_t c
   }
 }
 
-// Few indices: out, which is zero, gets what they name. at tells where that was.
+// Few indices: out, which is zero, gets what they name. at tells where that was; row[i] is where
+// the row of the i'th index begins in out.
 template <class T>
 HWY_INLINE void fill_sparse(const BackwardArgs& a, const T* dy, const void* index, const Rows& rows,
-                            T* HWY_RESTRICT out, std::uint32_t* HWY_RESTRICT at) {
+                            const std::uint32_t* row, T* out, std::uint32_t* HWY_RESTRICT at) {
   HWY_ALIGN std::uint64_t named[kHits];
   const std::int64_t k = a.sum_n[0];
   const std::int64_t is = a.sum_index[0];
   const std::int64_t row_index = a.rank == 0 ? 0 : a.index[0];
+  const std::int64_t n = rows.count * k;
   const Places fill = places_of(a.index_type);
   if (is == 1 && row_index == k) {
-    fill(index, rows.first * k, 1, rows.count * k, a.length, named);
+    fill(index, rows.first * k, 1, n, a.length, named);
   } else {
     for (std::int64_t r = 0; r < rows.count; ++r) {
       fill(index, (rows.first + r) * row_index, is, k, a.length, named + r * k);
     }
   }
   dy += rows.first * k;
+  const auto lo = static_cast<std::uint64_t>(rows.lo);
+  const auto cols = static_cast<std::uint64_t>(rows.cols);
   std::uint32_t most = 0;
-  for (std::int64_t r = 0; r < rows.count; ++r) {
-    const auto row = static_cast<std::uint32_t>(r * rows.cols);
-    const auto lo = static_cast<std::uint64_t>(rows.lo);
-    const auto cols = static_cast<std::uint64_t>(rows.cols);
-    for (std::int64_t i = r * k; i < (r + 1) * k; ++i) {
-      const std::uint64_t c = named[i] - lo;
-      at[i] = c < cols ? row + static_cast<std::uint32_t>(c) : kNone;
-      most = std::max(most, at[i]);
-    }
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uint64_t c = named[i] - lo;
+    at[i] = c < cols ? row[i] + static_cast<std::uint32_t>(c) : kNone;
+    most = std::max(most, at[i]);
   }
   // A 16-bit element that is named once is copied. One that is not zero any more is named again:
   // then all are summed.
-  const std::int64_t n = rows.count * k;
   std::uint32_t again = 0;
   const auto set = [&](std::int64_t i) HWY_ATTR {
     if constexpr (sizeof(T) == 4) {
@@ -272,15 +284,7 @@ HWY_INLINE void fill_sparse(const BackwardArgs& a, const T* dy, const void* inde
       out[at[i]] = dy[i];
     }
   };
-  if (most != kNone) {
-    std::int64_t i = 0;
-    for (; i + 4 <= n; i += 4) set(i), set(i + 1), set(i + 2), set(i + 3);
-    for (; i < n; ++i) set(i);
-  } else {
-    for (std::int64_t i = 0; i < n; ++i) {
-      if (at[i] != kNone) set(i);
-    }
-  }
+  for_named(at, n, most, set);
   if constexpr (sizeof(T) != 4) {
     if (again != 0) add_equal(at, dy, n, out);
   }
@@ -296,37 +300,43 @@ void build_sparse(const BackwardArgs& a, const T* dy, const void* index, T* dx, 
   const auto bytes_of = [](const Rows& r) {
     return static_cast<std::size_t>(r.count * r.cols) * sizeof(T);
   };
-  std::uint32_t at[2 * kHits];
+  HWY_ALIGN std::uint32_t row[kHits];
+  HWY_ALIGN std::uint32_t at[2 * kHits];
+  const std::int64_t k = a.sum_n[0];
+  for (std::int64_t i = 0, r = 0; i < named; ++r) {
+    for (const std::int64_t end = i + k; i < end; ++i) {
+      row[i] = static_cast<std::uint32_t>(r * a.length);
+    }
+  }
   if constexpr (!kStream) {
     for (std::int64_t i = 0; i < count; ++i) {
       const Rows rows = piece(i);
       std::memset(static_cast<void*>(place_of(rows)), 0, bytes_of(rows));
-      fill_sparse(a, dy, index, rows, place_of(rows), at);
+      fill_sparse(a, dy, index, rows, row, place_of(rows), at);
     }
-    return;
-  }
-  // Pieces are built some way ahead of the one that leaves: a vector cannot be loaded from where
-  // narrower stores still wait behind streaming ones.
-  HWY_ALIGN T ring[2 * kRoom];
-  const std::int64_t most =
-      std::min(2 * kRoom / room, 2 * kHits / std::max<std::int64_t>(1, named));
-  const auto slots = static_cast<std::int64_t>(std::bit_floor(
-      static_cast<std::uint64_t>(std::min<std::int64_t>(most, 8))));  // a power of 2 from 2 on
-  std::memset(static_cast<void*>(ring), 0, static_cast<std::size_t>(slots * room) * sizeof(T));
-  const auto fill = [&](std::int64_t i) HWY_ATTR {
-    const std::int64_t slot = i & (slots - 1);
-    fill_sparse(a, dy, index, piece(i), ring + slot * room, at + slot * named);
-  };
-  for (std::int64_t i = 0; i < std::min(slots - 1, count); ++i) fill(i);
-  for (std::int64_t i = 0; i < count; ++i) {
-    if (i + slots - 1 < count) fill(i + slots - 1);
-    const std::int64_t slot = i & (slots - 1);
-    const Rows rows = piece(i);
-    T* out = ring + slot * room;
-    put<true>(out, place_of(rows), bytes_of(rows));
-    const std::uint32_t* set = at + slot * named;
-    for (std::int64_t j = 0; j < rows.count * a.sum_n[0]; ++j) {
-      if (set[j] != kNone) out[set[j]] = T{};
+  } else {
+    // Pieces are built some way ahead of the one that leaves: a vector cannot be loaded from where
+    // narrower stores still wait behind streaming ones.
+    HWY_ALIGN unsigned char memory[2 * kRoom * sizeof(T)];
+    T* ring = reinterpret_cast<T*>(memory);  // [slots, room]
+    const std::int64_t most =
+        std::min(2 * kRoom / room, 2 * kHits / std::max<std::int64_t>(1, named));
+    const auto slots = static_cast<std::int64_t>(std::bit_floor(
+        static_cast<std::uint64_t>(std::min<std::int64_t>(most, 8))));  // a power of 2 from 2 on
+    std::memset(memory, 0, static_cast<std::size_t>(slots * room) * sizeof(T));
+    const auto fill = [&](std::int64_t i) HWY_ATTR {
+      const std::int64_t slot = i & (slots - 1);
+      fill_sparse(a, dy, index, piece(i), row, ring + slot * room, at + slot * named);
+    };
+    for (std::int64_t i = 0; i < std::min(slots - 1, count); ++i) fill(i);
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (i + slots - 1 < count) fill(i + slots - 1);
+      const std::int64_t slot = i & (slots - 1);
+      const Rows rows = piece(i);
+      T* out = ring + slot * room;
+      put<true>(out, place_of(rows), bytes_of(rows));
+      const std::uint32_t* set = at + slot * named;
+      for_named(set, rows.count * k, kNone, [&](std::int64_t j) HWY_ATTR { out[set[j]] = T{}; });
     }
   }
 }
