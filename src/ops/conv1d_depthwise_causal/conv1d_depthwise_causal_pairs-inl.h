@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <type_traits>
 
 #include "backends/cpu/device/simd-inl.h"
@@ -23,8 +22,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace mlxtape::ops::HWY_NAMESPACE {
 namespace {
-
-using D16 = hn::ScalableTag<std::uint16_t>;  // one vector of 16-bit lanes: a pair
 
 constexpr int kMostTaps = 16;
 constexpr std::size_t kMostLanes = hn::MaxLanes(DF());
@@ -52,51 +49,23 @@ HWY_INLINE void store_f32(Pair v, float* p) {
 }
 
 template <class T>
-HWY_INLINE Pair load_pair(const T* p) {
-  const DF d;
-  return {load(d, p), load(d, p + hn::Lanes(d))};
+HWY_INLINE Pair load_both(const T* p) {
+  Pair v;
+  load_pair(DF(), p, v.lo, v.hi);
+  return v;
 }
-HWY_INLINE Pair load_pair(const Dz* p) { return load_f32(&p->value); }
-HWY_INLINE Pair load_pair(const BF16* p) {
-  const DF d;
-  const DU du;
-  const auto both = hn::BitCast(du, hn::LoadU(D16(), reinterpret_cast<const std::uint16_t*>(p)));
-  return {hn::BitCast(d, hn::ShiftLeft<16>(both)),
-          hn::BitCast(d, hn::And(both, hn::Set(du, 0xffff0000U)))};
-}
-
-// u + half an ulp of bf16, ties to even. No NaN can carry over into the sign: the lower half of its
-// bits is 0, since it comes from a bf16, from load_taps or from an invalid operation.
-HWY_INLINE hn::Vec<DU> rounded(VF v) {
-  const DU du;
-  const auto u = hn::BitCast(du, v);
-  const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1));
-  return hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fff)));
-}
-
-template <bool kStream, class T>
-HWY_INLINE void store_pair(Pair v, T* p) {
-  const DF d;
-  if constexpr (std::is_same_v<T, BF16>) {
-    auto* bits = reinterpret_cast<std::uint16_t*>(p);
-    const auto both = hn::OddEven(hn::BitCast(D16(), rounded(v.hi)),
-                                  hn::BitCast(D16(), hn::ShiftRight<16>(rounded(v.lo))));
-    kStream ? hn::Stream(both, D16(), bits) : hn::StoreU(both, D16(), bits);
-  } else {
-    store2<kStream>(d, v.lo, v.hi, p);
-  }
-}
+HWY_INLINE Pair load_both(const Dz* p) { return load_f32(&p->value); }
 
 // kWhole: a whole pair; else the first n of its channels, the others read as 0.
 template <bool kWhole, class T>
 HWY_INLINE Pair get(const T* p, std::size_t n) {
   const DF d;
   if constexpr (kWhole || std::is_same_v<T, Dz>) {
-    return load_pair(p);
+    return load_both(p);
   } else if constexpr (std::is_same_v<T, BF16>) {
     HWY_ALIGN std::uint16_t lanes[2 * kMostLanes] = {};
     std::memcpy(lanes, p, n * sizeof(T));
-    return load_pair(reinterpret_cast<const BF16*>(lanes));
+    return load_both(reinterpret_cast<const BF16*>(lanes));
   } else {
     const std::size_t half = std::min(n, hn::Lanes(d));
     return {load_n(d, p, half), load_n(d, p + half, n - half)};
@@ -106,10 +75,10 @@ template <bool kWhole, bool kStream, class T>
 HWY_INLINE void put(Pair v, T* p, std::size_t n) {
   const DF d;
   if constexpr (kWhole) {
-    store_pair<kStream>(v, p);
+    store_pair<kStream>(d, v.lo, v.hi, p);
   } else if constexpr (std::is_same_v<T, BF16>) {
     HWY_ALIGN std::uint16_t lanes[2 * kMostLanes];
-    store_pair<false>(v, reinterpret_cast<BF16*>(lanes));
+    store_pair<false>(d, v.lo, v.hi, reinterpret_cast<BF16*>(lanes));
     std::memcpy(static_cast<void*>(p), lanes, n * sizeof(T));
   } else {
     const std::size_t half = std::min(n, hn::Lanes(d));
@@ -125,77 +94,32 @@ HWY_INLINE Pair mul_add(Pair a, Pair b, Pair c) {
 
 // ---- silu ----
 
-// exp(−|z|) with an error of 2 + |z| ulp: as good as z, whose own rounding moves the result as much.
-// That allows ln2 in one part and a polynomial of degree 5 (9.2e-8 of the value).
-HWY_INLINE VF exp_minus_abs(DF d, VF z) {
-  const VF x =
-      hn::Max(hn::Set(d, -105.0F), hn::Or(z, hn::Set(d, -0.0F)));  // NaN stays: second operand
-  const VF magic = hn::Set(d, 0x1.8p23F);                          // adding it rounds to an integer
-  const VF n = hn::Sub(hn::MulAdd(x, hn::Set(d, 0x1.715476p0F), magic), magic);
-  const VF r = hn::NegMulAdd(n, hn::Set(d, 0x1.62e43p-1F), x);
-  VF p = hn::MulAdd(hn::Set(d, 0x1.0fa822p-7F), r, hn::Set(d, 0x1.573a54p-5F));
-  p = hn::MulAdd(p, r, hn::Set(d, 0x1.555a6ap-3F));
-  p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffdc6p-2F));
-  p = hn::MulAdd(p, r, hn::Set(d, 0x1.fffff6p-1F));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
-#if HWY_TARGET == HWY_AVX3
-  return VF{_mm512_scalef_ps(p.raw, n.raw)};
-#else
-  // 2^n in two factors: n reaches -151, further than one normal exponent does.
-  const DI di;
-  const auto whole = hn::ConvertTo(di, n);
-  const auto half = hn::ShiftRight<1>(whole);
-  const auto power = [&](hn::Vec<DI> e) HWY_ATTR {
-    return hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(e, hn::Set(di, 127))));
-  };
-  return hn::Mul(hn::Mul(p, power(half)), power(hn::Sub(whole, half)));
-#endif
+template <class T>
+HWY_INLINE VF silu(VF z) {
+  return hn::Mul(z, sigmoid(DF(), T(), z).value);
 }
-
-// σ(z) and 1 − σ(z), neither by a subtraction, from exp(−|z|), which cannot overflow.
-struct Sigmoid {
-  VF value, rest;
-};
-HWY_INLINE Sigmoid sigmoid_both(DF d, VF z) {
-  const VF one = hn::Set(d, 1.0F);
-  const VF t = exp_minus_abs(d, z);
-  const VF q = hn::Add(one, t);  // in [1, 2]
-#if HWY_TARGET == HWY_AVX3
-  // A 14-bit estimate and one Newton step: a division takes three times as long.
-  const VF estimate = hn::ApproximateReciprocal(q);
-  const VF large = hn::MulAdd(estimate, hn::NegMulAdd(q, estimate, one), estimate);
-#else
-  const VF large = hn::Div(one, q);
-#endif
-  const VF small = hn::Mul(t, large);
-  const auto positive = hn::Ge(z, hn::Zero(d));
-  return {hn::IfThenElse(positive, large, small), hn::IfThenElse(positive, small, large)};
-}
-HWY_INLINE VF silu(VF z) { return hn::Mul(z, sigmoid_both(DF(), z).value); }
+template <class T>
 HWY_INLINE VF silu_slope(VF z) {
-  const Sigmoid s = sigmoid_both(DF(), z);
+  const Sigmoid s = sigmoid(DF(), T(), z);
   return hn::MulAdd(hn::Mul(z, s.value), s.rest, s.value);
 }
 
 // ---- taps ----
 
 // out[k][lane] = w[lane][k] for n ≤ Lanes channels, 0 for the others. NaN loses its payload, see
-// rounded.
+// round_bf16.
 template <class W>
 HWY_INLINE void load_taps(const W* w, std::size_t n, int taps, float* out) {
   const DF d;
   const std::size_t lanes = hn::Lanes(d);
   const auto k_count = static_cast<std::size_t>(taps);
   HWY_ALIGN float flat[kMostTaps * kMostLanes];
-  const auto clean = [&](VF v) HWY_ATTR {
-    return hn::IfThenElse(hn::IsNaN(v), hn::Set(d, std::numeric_limits<float>::quiet_NaN()), v);
-  };
   const std::size_t count = n * k_count;
   for (std::size_t i = 0; i < lanes * k_count; i += lanes) {
     const VF v = i + lanes <= count ? load(d, w + i)
                  : i < count        ? load_n(d, w + i, count - i)
                                     : hn::Zero(d);
-    hn::Store(clean(v), d, flat + i);
+    hn::Store(plain_nan(d, v), d, flat + i);
   }
   if (taps == 4) {
     VF a, b, c, e;
@@ -304,7 +228,7 @@ HWY_INLINE void forward_pair(const T* const* e, const float* w, int taps, std::s
   convolve<kTaps, kR, kWhole>(e, w, taps, i, n, z);
   HWY_UNROLL(16)
   for (int r = 0; r < kR; ++r) {
-    const Pair v = kSilu ? Pair{silu(z[r].lo), silu(z[r].hi)} : z[r];
+    const Pair v = kSilu ? Pair{silu<T>(z[r].lo), silu<T>(z[r].hi)} : z[r];
     put<kWhole, kStream>(v, y[r] + i, n);
   }
 }
@@ -317,7 +241,7 @@ HWY_INLINE void dz_pair(const T* const* e, const T* const* dy, const float* w, i
   convolve<kTaps, kR, kWhole>(e, w, taps, i, n, z);
   HWY_UNROLL(16)
   for (int r = 0; r < kR; ++r) {
-    const Pair slope{silu_slope(z[r].lo), silu_slope(z[r].hi)};
+    const Pair slope{silu_slope<T>(z[r].lo), silu_slope<T>(z[r].hi)};
     store_f32(mul(slope, get<kWhole>(dy[r] + i, n)), &(dz[r] + i)->value);
   }
 }

@@ -11,7 +11,6 @@
 #include <hwy/foreach_target.h>
 
 #include <cmath>
-#include <limits>
 
 #include "backends/cpu/device/simd-inl.h"
 #include "backends/cpu/device/tasks.h"
@@ -105,12 +104,6 @@ struct Way {
   static constexpr bool kPairs = kPaired;     // Even and Odd
 };
 
-using DPair = hn::Repartition<std::uint16_t, DF>;  // the 16-bit elements of an f32 vector's bytes
-
-HWY_INLINE hn::Vec<DU> pair_bits(const BF16* p) {
-  return hn::BitCast(DU(), hn::LoadU(DPair(), reinterpret_cast<const std::uint16_t*>(p)));
-}
-
 template <class T>
 HWY_INLINE VF get(DF d, const T* p, All) {
   return load(d, p);
@@ -119,12 +112,8 @@ template <class T>
 HWY_INLINE VF get(DF d, const T* p, First first) {
   return load_n(d, p, first.n);
 }
-HWY_INLINE VF get(DF d, const BF16* p, Even) {
-  return hn::BitCast(d, hn::ShiftLeft<16>(pair_bits(p)));
-}
-HWY_INLINE VF get(DF d, const BF16* p, Odd) {
-  return hn::BitCast(d, hn::And(pair_bits(p), hn::Set(DU(), 0xffff0000U)));
-}
+HWY_INLINE VF get(DF d, const BF16* p, Even) { return load_even(d, p); }
+HWY_INLINE VF get(DF d, const BF16* p, Odd) { return load_odd(d, p); }
 HWY_INLINE VF get(DF d, const float* p, Even) { return hn::LoadU(d, p); }
 HWY_INLINE VF get(DF d, const float* p, Odd) { return hn::LoadU(d, p + hn::Lanes(d)); }
 
@@ -132,32 +121,6 @@ HWY_INLINE void put(DF d, VF v, float* p, All) { store(d, v, p); }
 HWY_INLINE void put(DF d, VF v, float* p, First first) { store_n(d, v, p, first.n); }
 HWY_INLINE void put(DF d, VF v, float* p, Even) { hn::StoreU(v, d, p); }
 HWY_INLINE void put(DF d, VF v, float* p, Odd) { hn::StoreU(v, d, p + hn::Lanes(d)); }
-
-// v rounded to bf16 in the upper half of each lane; the lower half is left over. NaN stays NaN as
-// long as its lower half is 0, which holds for every NaN that arithmetic makes and for bf16 itself;
-// f32 inputs go through plain_nan first.
-HWY_INLINE hn::Vec<DU> round_upper(VF v) {
-  const DU du;
-  const auto u = hn::BitCast(du, v);
-  const auto odd = hn::TestBit(u, hn::Set(du, 0x10000U));
-  return hn::Add(u, hn::IfThenElse(odd, hn::Set(du, 0x8000U), hn::Set(du, 0x7fffU)));
-}
-HWY_INLINE VF plain_nan(DF d, VF v) {
-  return hn::IfThenElse(hn::IsNaN(v), hn::Set(d, std::numeric_limits<float>::quiet_NaN()), v);
-}
-
-template <bool kStream>
-HWY_INLINE void put_pair(VF even, VF odd, BF16* p) {
-  const DU du;
-  const auto upper = hn::And(round_upper(odd), hn::Set(du, 0xffff0000U));
-  const auto both = hn::BitCast(DPair(), hn::Or(upper, hn::ShiftRight<16>(round_upper(even))));
-  auto* to = reinterpret_cast<std::uint16_t*>(p);
-  if constexpr (kStream) {
-    hn::Stream(both, DPair(), to);
-  } else {
-    hn::StoreU(both, DPair(), to);
-  }
-}
 
 template <class W, class Body>
 HWY_INLINE void each_vector(DF d, std::size_t n, const Body& body) {
@@ -176,7 +139,7 @@ HWY_INLINE void write(DF d, T* out, std::size_t n, const Value& value) {
   if constexpr (W::kPairs) {
     for (std::size_t i = 0; i < n; i += 2 * hn::Lanes(d)) {
       const VF even = value(i, Even());
-      put_pair<W::kStream>(even, value(i, Odd()), out + i);
+      store_pair<W::kStream>(d, even, value(i, Odd()), out + i);
     }
   } else {
     write_row<W::kStream>(
@@ -190,31 +153,10 @@ template <class W, class T>
 HWY_INLINE VF rounded(DF d, VF v) {
   if constexpr (sizeof(T) == sizeof(float)) return v;
   if constexpr (W::kPairs) {
-    return hn::BitCast(d, hn::And(round_upper(v), hn::Set(DU(), 0xffff0000U)));
+    return hn::BitCast(d, hn::And(round_bf16(v), hn::Set(DU(), 0xffff0000U)));
   } else if constexpr (sizeof(T) == 2) {
     return widen(d, T(), narrow(d, T(), v));
   }
-}
-
-// σ(g), 1 − σ(g) and g·σ(g). From t = exp(−|g|), which cannot overflow, both of the first come out
-// to the last bits, and 1 + t is so tame that its reciprocal can be made without dividing.
-struct Gate {
-  VF sigma, rest, silu;
-};
-HWY_INLINE Gate gate_of(DF d, VF g) {
-  const VF one = hn::Set(d, 1.0F);
-  const VF t = exp_nonpositive(d, hn::Or(g, hn::Set(d, -0.0F)));
-  const VF whole = hn::Add(one, t);
-#if HWY_TARGET == HWY_AVX3
-  const VF guess = hn::ApproximateReciprocal(whole);  // to 14 bits; the step below doubles that
-  const VF share = hn::MulAdd(guess, hn::NegMulAdd(whole, guess, one), guess);
-#else
-  const VF share = hn::Div(one, whole);
-#endif
-  const auto negative = hn::Lt(g, hn::Zero(d));
-  const VF small = hn::Mul(t, share);
-  const VF sigma = hn::IfThenElse(negative, small, share);
-  return {sigma, hn::IfThenElse(negative, share, small), hn::Mul(g, sigma)};
 }
 
 HWY_INLINE float inverse_root(float sum, std::size_t n, float eps) {
@@ -297,7 +239,8 @@ void gated_forward_group(const T* x, const T* g, const float* w, T* y, float* r,
       hwy::Prefetch(g + k * n + i + ahead);
       const VF gate = get(d, g + k * n + i, part);
       const VF normed = hn::Mul(get(d, x + k * n + i, part), vr);
-      return hn::Mul(hn::Mul(normed, get(d, w + i, part)), gate_of(d, gate).silu);
+      return hn::Mul(hn::Mul(normed, get(d, w + i, part)),
+                     hn::Mul(gate, sigmoid(d, T(), gate).value));
     });
   }
 }
@@ -353,13 +296,14 @@ void gated_backward_group(const T* x, const T* dy, const T* g, const float* w, c
       const VF vdy = get(d, dy + k * n + i, part);
       const VF vx = get(d, x + k * n + i, part);
       const VF vw = get(d, w + i, part);
-      const Gate gate = gate_of(d, vg);
-      const VF through = hn::Mul(vdy, gate.silu);
+      const Sigmoid gate = sigmoid(d, T(), vg);
+      const VF silu = hn::Mul(vg, gate.value);
+      const VF through = hn::Mul(vdy, silu);
       const VF term = hn::Mul(vx, through);
       s[k] = hn::MulAdd(term, vw, s[k]);
       put(d, hn::MulAdd(term, vr[k], get(d, dw + i, part)), dw + i, part);
       put(d, through, keep + i, part);
-      const VF slope = hn::MulAdd(gate.silu, gate.rest, gate.sigma);
+      const VF slope = hn::MulAdd(silu, gate.rest, gate.value);
       return hn::Mul(hn::Mul(hn::Mul(vx, vr[k]), vw), hn::Mul(vdy, slope));
     });
   }

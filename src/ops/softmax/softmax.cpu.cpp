@@ -1,11 +1,12 @@
 // CPU kernels of softmax (formula and layout: mlxtape/ops/softmax.h).
 //
-// Rows over threads, each row in blocks. A block's exponentials are taken relative to the block's
-// own maximum and wait in the cache, as f32, until the row's maximum and sum are known: one
-// factor per block then makes them the result. The maximum of the next block is found in the same
-// loop, so x is read once, in one stream, and memory and arithmetic overlap. A row whose
-// exponentials do not fit one core's cache is cut over all threads. Bound by memory for f32, by
-// both for 16-bit types: about 13 cycles of arithmetic a vector of 16.
+// Rows over threads, each row in blocks. A block's exponentials are taken relative to a reference
+// of its own, the largest of its first elements, and wait in the cache, as f32, until all of the row
+// is known: one factor per block then makes them the result. So x is read once, in one stream, and
+// nobody looks for the maximum first: any reference does that is less than 2^40 off, and a block
+// whose sum says otherwise is done again with its true maximum. A row whose exponentials do not fit
+// one core's cache is cut over all threads. Bound by memory; in 16 bits the arithmetic takes three
+// quarters of that time.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/softmax/softmax.cpu.cpp"
 #include <hwy/foreach_target.h>
@@ -20,7 +21,9 @@ HWY_BEFORE_NAMESPACE();
 namespace mlxtape::ops::HWY_NAMESPACE {
 namespace {
 
-constexpr std::int64_t kBlock = 2048;            // columns with one maximum
+constexpr std::int64_t kBlock = 2048;            // columns with one reference
+constexpr std::size_t kSample = 64;              // elements it is the largest of
+constexpr std::size_t kAhead = 8192;             // bytes
 constexpr std::int64_t kCacheBytes = 960 << 10;  // of a 1.25 MiB second-level cache
 constexpr std::int64_t kTile = 256;              // rows side by side when a row is not contiguous
 
@@ -35,58 +38,74 @@ HWY_INLINE float row_max(DF d, const T* x, std::size_t n) {
   return max_lanes(d, m);
 }
 
-// The maximum of a block and the sum of its exponentials relative to it.
+// The sum of a block's exponentials relative to m.
 struct BlockSum {
   float m, sum;
 };
 
+// Reading must go on while results are written, and the hardware looks ahead only while something
+// is read: of four pairs of vectors, three are fetched kAhead bytes before their turn by the loop
+// over x and one by the loop over y. Into the second-level cache, because the first is full of
+// exponentials.
+enum class Loop { kOfX, kOfY };
+template <Loop kLoop, bool kStream, class T>
+HWY_INLINE void fetch_ahead(const T* x, std::size_t i) {
+  constexpr std::size_t kPair = 2 * hn::MaxLanes(DF());
+  if (!kStream || (i / kPair % 4 == 3) != (kLoop == Loop::kOfY)) return;
+  const char* at = reinterpret_cast<const char*>(x + i) + kAhead;
+  __builtin_prefetch(at, 0, 2);
+  if constexpr (kPair * sizeof(T) > 64) __builtin_prefetch(at + 64, 0, 2);
+}
+
 // e[i] = exp(x[i] − m) for a block of n, in the order of load_pair from element `lead` on. Returns
-// their sum, and the maximum of the block after it, x[n] to x[n + next_n − 1], which is fetched
-// on the way.
-template <class T>
-HWY_INLINE BlockSum exp_block(DF d, const T* x, std::size_t n, float m, float* e, std::size_t lead,
-                              std::size_t next_n) {
+// their sum.
+template <bool kStream, class T>
+HWY_INLINE float exp_block(DF d, const T* x, std::size_t n, float m, float* e, std::size_t lead) {
   const std::size_t lanes = hn::Lanes(d);
   // −inf − −inf would be NaN: a block of −inf alone adds nothing, one with NaN adds NaN.
   const VF vm = hn::Set(d, m == -INFINITY ? 0 : m);
-  const T* next = x + n;
   VF sum_a = hn::Zero(d), sum_b = sum_a;
-  VF next_a = hn::Set(d, -INFINITY), next_b = next_a;
   std::size_t i = 0;
-  std::size_t seen = 0;  // of the next block
   const auto some = [&](std::size_t end) HWY_ATTR {
     while (i < end) {
       const std::size_t count = std::min(lanes, end - i);
-      const VF v = exp_nonpositive(d, hn::Sub(load_n(d, x + i, count), vm));
+      const VF v = exp_for(d, T(), hn::Sub(load_n(d, x + i, count), vm));
       store_n(d, v, e + i, count);
       sum_a = hn::Add(sum_a, hn::IfThenElseZero(hn::FirstN(d, count), v));
       i += count;
     }
   };
-  const auto pair = [&]() HWY_ATTR {
+  some(lead);
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    fetch_ahead<Loop::kOfX, kStream>(x, i);
     VF a, b;
     load_pair(d, x + i, a, b);
-    a = exp_nonpositive(d, hn::Sub(a, vm));
-    b = exp_nonpositive(d, hn::Sub(b, vm));
+    a = exp_for(d, T(), hn::Sub(a, vm));
+    b = exp_for(d, T(), hn::Sub(b, vm));
     hn::StoreU(a, d, e + i);
     hn::StoreU(b, d, e + i + lanes);
     sum_a = hn::Add(sum_a, a);
     sum_b = hn::Add(sum_b, b);
-    i += 2 * lanes;
-  };
-  some(lead);
-  for (; i + 2 * lanes <= n && seen + 2 * lanes <= next_n; seen += 2 * lanes) {
-    VF a, b;
-    load_pair(d, next + seen, a, b);
-    next_a = hn::Max(next_a, a);
-    next_b = hn::Max(next_b, b);
-    pair();
   }
-  while (i + 2 * lanes <= n) pair();
   some(n);
-  float next_m = max_lanes(d, hn::Max(next_a, next_b));
-  if (next_n > seen) next_m = std::max(next_m, row_max(d, next + seen, next_n - seen));
-  return {next_m, sum_lanes(d, hn::Add(sum_a, sum_b))};
+  return sum_lanes(d, hn::Add(sum_a, sum_b));
+}
+
+template <class T>
+HWY_INLINE float reference(const T* x, std::size_t n) {
+  return row_max(DF(), x, std::min(n, kSample));
+}
+
+// A block's exponentials and their sum. m is a reference from among them, so the sum is at least 1.
+template <bool kStream, class T>
+HWY_INLINE BlockSum sum_block(DF d, const T* x, std::size_t n, float m, float* e,
+                              std::size_t lead) {
+  float sum = exp_block<kStream>(d, x, n, m, e, lead);
+  if (!(sum >= 0.5F && sum < 0x1p40F)) {
+    m = row_max(d, x, n);
+    sum = exp_block<kStream>(d, x, n, m, e, lead);
+  }
+  return {m, sum};
 }
 
 // Σ y·dy
@@ -118,22 +137,27 @@ BlockSum join(const BlockSum* blocks, std::int64_t count) {
   return {m, sum};
 }
 
-// y = e · exp(block − row) / sum. Fetches n elements from ahead on meanwhile: reading goes on while
-// this only writes.
+// y = e · exp(block − row) / sum
 template <bool kStream, class T>
-HWY_INLINE void write_block(DF d, const float* e, T* y, std::size_t n, float block_m,
-                            const BlockSum& row, const T* ahead) {
-  const VF share = hn::Set(d, (block_m == row.m ? 1 : std::exp(block_m - row.m)) / row.sum);
+HWY_INLINE void write_block(DF d, const T* x, float* e, T* y, std::size_t n, std::size_t lead,
+                            float block_m, const BlockSum& row) {
+  float share = (block_m == row.m ? 1 : std::exp(block_m - row.m)) / row.sum;
+  if (share < 0x1p-80F && block_m > -INFINITY) {
+    // So far below the row's largest that the factor may have lost bits to underflow which e, up to
+    // 2^40, would bring back: once more, relative to the row.
+    exp_block<kStream>(d, x, n, row.m, e, lead);
+    share = 1 / row.sum;
+  }
+  const VF vshare = hn::Set(d, share);
   write_pairs<kStream>(
       d, y, n,
       [&](std::size_t i, VF& a, VF& b) HWY_ATTR {
-        hwy::Prefetch(ahead + i);
-        if constexpr (sizeof(T) == 4) hwy::Prefetch(ahead + i + hn::Lanes(d));
-        a = hn::Mul(hn::LoadU(d, e + i), share);
-        b = hn::Mul(hn::LoadU(d, e + i + hn::Lanes(d)), share);
+        fetch_ahead<Loop::kOfY, kStream>(x, i);
+        a = hn::Mul(hn::LoadU(d, e + i), vshare);
+        b = hn::Mul(hn::LoadU(d, e + i + hn::Lanes(d)), vshare);
       },
       [&](std::size_t i, std::size_t count)
-          HWY_ATTR { return hn::Mul(load_n(d, e + i, count), share); });
+          HWY_ATTR { return hn::Mul(load_n(d, e + i, count), vshare); });
 }
 
 template <bool kStream, class T>
@@ -164,65 +188,56 @@ std::size_t block_length(std::int64_t cols, std::int64_t block) {
   return static_cast<std::size_t>(std::min(kBlock, cols - block * kBlock));
 }
 
-// Rows [first, end), one after the other; e and blocks serve one row at a time.
-template <bool kStream, class T>
-void forward_some(const T* x, T* y, std::int64_t first, std::int64_t end, std::int64_t cols,
-                  float* e, BlockSum* blocks) {
-  const DF d;
-  const std::int64_t count = ceil_div(cols, kBlock);
-  float m = row_max(d, x + first * cols, block_length(cols, 0));
-  for (std::int64_t r = first; r < end; ++r) {
-    for (std::int64_t b = 0; b < count; ++b) {
-      const std::int64_t at = r * cols + b * kBlock;
-      const bool last = b + 1 == count;
-      const std::size_t next_n = !last         ? block_length(cols, b + 1)
-                                 : r + 1 < end ? block_length(cols, 0)
-                                               : 0;
-      const std::size_t n = block_length(cols, b);
-      const std::size_t lead = kStream ? before_line(y + at, n) : 0;
-      const BlockSum made = exp_block(d, x + at, n, m, e + b * kBlock, lead, next_n);
-      blocks[b] = {m, made.sum};
-      m = made.m;
-    }
-    const BlockSum row = count == 1 ? blocks[0] : join(blocks, count);
-    for (std::int64_t b = 0; b < count; ++b) {
-      write_block<kStream>(
-          d, e + b * kBlock, y + r * cols + b * kBlock, block_length(cols, b), blocks[b].m, row,
-          x + (r + 1) * cols + static_cast<std::int64_t>(block_length(cols, 0)) + b * kBlock);
-    }
-  }
-  if (kStream) hwy::FlushStream();
-}
-
 template <bool kStream, class T>
 void forward_rows(const SoftmaxArgs& args, const T* x, T* y, void* workspace) {
   const std::int64_t rows = args.outer;
   const std::int64_t cols = args.cols;
   const std::int64_t count = ceil_div(cols, kBlock);
+  const auto lead = [&](std::int64_t at, std::size_t n) {
+    return kStream ? before_line(y + at, n) : 0;
+  };
+  const auto reference_of = [&](std::int64_t r, std::int64_t b) {
+    return reference(x + r * cols + b * kBlock, block_length(cols, b));
+  };
+  const auto sum_one = [&](std::int64_t r, std::int64_t b, float m, float* e) {
+    const std::int64_t at = r * cols + b * kBlock;
+    const std::size_t n = block_length(cols, b);
+    return sum_block<kStream>(DF(), x + at, n, m, e + b * kBlock, lead(at, n));
+  };
+  const auto write_one = [&](std::int64_t r, std::int64_t b, float* e, float m, BlockSum row) {
+    const std::int64_t at = r * cols + b * kBlock;
+    const std::size_t n = block_length(cols, b);
+    write_block<kStream>(DF(), x + at, e + b * kBlock, y + at, n, lead(at, n), m, row);
+  };
   if (cols * 4 <= kCacheBytes) {
     const std::int64_t each = cpu::rows_per_task(2 * cols * static_cast<std::int64_t>(sizeof(T)));
     parallel_for(ceil_div(rows, each), [&](std::int64_t task) {
       float* e = cpu::thread_scratch(cols + 2 * count);
-      forward_some<kStream>(x, y, task * each, std::min(rows, (task + 1) * each), cols, e,
-                            reinterpret_cast<BlockSum*>(e + cols));
+      auto* blocks = reinterpret_cast<BlockSum*>(e + cols);
+      const std::int64_t end = std::min(rows, (task + 1) * each);
+      float m = reference_of(task * each, 0);
+      for (std::int64_t r = task * each; r < end; ++r) {
+        for (std::int64_t b = 0; b < count; ++b) {
+          // The next block's reference before this block's sum: short rows would wait for it.
+          const std::int64_t next = b + 1 < count ? b + 1 : 0;
+          const float next_m = next == 0 && r + 1 == end ? 0 : reference_of(r + (next == 0), next);
+          blocks[b] = sum_one(r, b, m, e);
+          m = next_m;
+        }
+        const BlockSum row = count == 1 ? blocks[0] : join(blocks, count);
+        for (std::int64_t b = 0; b < count; ++b) write_one(r, b, e, blocks[b].m, row);
+      }
+      if (kStream) hwy::FlushStream();
     });
     return;
   }
   auto* blocks = static_cast<BlockSum*>(workspace);    // [count]
   auto* e = reinterpret_cast<float*>(blocks + count);  // [cols]
   for (std::int64_t r = 0; r < rows; ++r) {
-    parallel_for(count, [&](std::int64_t b) {
-      const DF d;
-      const T* at = x + r * cols + b * kBlock;
-      const std::size_t n = block_length(cols, b);
-      const float m = row_max(d, at, n);
-      const std::size_t lead = kStream ? before_line(y + r * cols + b * kBlock, n) : 0;
-      blocks[b] = {m, exp_block(d, at, n, m, e + b * kBlock, lead, 0).sum};
-    });
+    parallel_for(count, [&](std::int64_t b) { blocks[b] = sum_one(r, b, reference_of(r, b), e); });
     const BlockSum row = join(blocks, count);
     parallel_for(count, [&](std::int64_t b) {
-      write_block<kStream>(DF(), e + b * kBlock, y + r * cols + b * kBlock, block_length(cols, b),
-                           blocks[b].m, row, x + (r + 1) * cols + b * kBlock);
+      write_one(r, b, e, blocks[b].m, row);
       if (kStream) hwy::FlushStream();
     });
   }
@@ -299,11 +314,11 @@ void forward_columns(const SoftmaxArgs& args, const T* x_all, T* y_all) {
     sweep([&](std::size_t i, VF v, T*, std::size_t count)
               HWY_ATTR { store_n(d, hn::Max(load_n(d, m + i, count), v), m + i, count); });
     sweep([&](std::size_t i, VF v, T*, std::size_t count) HWY_ATTR {
-      const VF e = exp_nonpositive(d, hn::Sub(v, load_n(d, m + i, count)));
+      const VF e = exp_for(d, T(), hn::Sub(v, load_n(d, m + i, count)));
       store_n(d, hn::Add(load_n(d, sum + i, count), e), sum + i, count);
     });
     sweep([&](std::size_t i, VF v, T* y, std::size_t count) HWY_ATTR {
-      const VF e = exp_nonpositive(d, hn::Sub(v, load_n(d, m + i, count)));
+      const VF e = exp_for(d, T(), hn::Sub(v, load_n(d, m + i, count)));
       store_n(d, hn::Div(e, load_n(d, sum + i, count)), y, count);
     });
   });

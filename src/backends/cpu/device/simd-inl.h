@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "mlxtape/base/half.h"
@@ -39,23 +40,22 @@ HWY_INLINE VF widen(DF, BF16, hn::Vec<DU16> bits) {
   return hn::BitCast(DF(), hn::ShiftLeft<16>(hn::PromoteTo(DU(), bits)));
 }
 
-// v rounded to bf16 in the upper halves of its lanes. NaN lanes are left as they are: a NaN that
-// arithmetic made is quiet, so its upper half alone is a NaN.
+// v rounded to bf16 in the upper halves of its lanes; the lower halves are left over. A NaN stays
+// one as long as its lower half is 0, which holds for every NaN that arithmetic makes and for bf16
+// itself; f32 inputs of a 16-bit op go through plain_nan first.
 HWY_INLINE hn::Vec<DU> round_bf16(VF v) {
-#if HWY_TARGET == HWY_AVX3  // masked additions: 4 operations instead of 7
-  const __m512i u = _mm512_castps_si512(v.raw);
-  const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
-  const __mmask16 number = _mm512_cmp_ps_mask(v.raw, v.raw, _CMP_ORD_Q);
-  const __m512i half = _mm512_set1_epi32(0x7fff);
-  const __m512i up = _mm512_mask_add_epi32(half, odd, half, _mm512_set1_epi32(1));
-  return hn::Vec<DU>{_mm512_mask_add_epi32(u, number, u, up)};
-#else
   const DU du;
   const auto u = hn::BitCast(du, v);
-  const auto odd = hn::And(hn::ShiftRight<16>(u), hn::Set(du, 1));
-  const auto rounded = hn::Add(u, hn::Add(odd, hn::Set(du, 0x7fff)));
-  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), u, rounded);
+  const auto odd = hn::TestBit(u, hn::Set(du, 0x10000U));
+#if HWY_TARGET == HWY_AVX3  // a masked addition instead of choosing what to add
+  const auto down = hn::Add(u, hn::Set(du, 0x7fffU));
+  return hn::Vec<DU>{_mm512_mask_add_epi32(down.raw, odd.raw, u.raw, _mm512_set1_epi32(0x8000))};
+#else
+  return hn::Add(u, hn::IfThenElse(odd, hn::Set(du, 0x8000U), hn::Set(du, 0x7fffU)));
 #endif
+}
+HWY_INLINE VF plain_nan(DF d, VF v) {
+  return hn::IfThenElse(hn::IsNaN(v), hn::Set(d, std::numeric_limits<float>::quiet_NaN()), v);
 }
 
 HWY_INLINE hn::Vec<DU16> narrow(DF, BF16, VF v) {
@@ -157,12 +157,18 @@ HWY_INLINE void load_pair(DF d, const F16* p, VF& a, VF& b) {
   a = load(d, p);
   b = load(d, p + hn::Lanes(d));
 }
+using DWords = hn::Repartition<std::uint16_t, DU>;  // the 16-bit halves of 32-bit words
+HWY_INLINE VF load_even(DF d, const BF16* p) {
+  const auto words = hn::LoadU(DWords(), reinterpret_cast<const std::uint16_t*>(p));
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::BitCast(DU(), words)));
+}
+HWY_INLINE VF load_odd(DF d, const BF16* p) {
+  const auto words = hn::LoadU(DWords(), reinterpret_cast<const std::uint16_t*>(p));
+  return hn::BitCast(d, hn::And(hn::BitCast(DU(), words), hn::Set(DU(), 0xffff0000U)));
+}
 HWY_INLINE void load_pair(DF d, const BF16* p, VF& even, VF& odd) {
-  const DU du;
-  const hn::Repartition<std::uint16_t, DU> d16;
-  const auto words = hn::BitCast(du, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(p)));
-  even = hn::BitCast(d, hn::ShiftLeft<16>(words));
-  odd = hn::BitCast(d, hn::And(words, hn::Set(du, 0xffff0000U)));
+  even = load_even(d, p);
+  odd = load_odd(d, p);
 }
 template <bool kStream, class T>
 HWY_INLINE void store_pair(DF d, VF a, VF b, T* p) {
@@ -170,16 +176,13 @@ HWY_INLINE void store_pair(DF d, VF a, VF b, T* p) {
 }
 template <bool kStream>
 HWY_INLINE void store_pair(DF, VF even, VF odd, BF16* p) {
-  const DU du;
-  const hn::Repartition<std::uint16_t, DU> d16;
-  const auto low = hn::ShiftRight<16>(round_bf16(even));
-  const auto high = hn::And(round_bf16(odd), hn::Set(du, 0xffff0000U));
-  const auto words = hn::BitCast(d16, hn::Or(low, high));
+  const auto low = hn::BitCast(DWords(), hn::ShiftRight<16>(round_bf16(even)));
+  const auto words = hn::OddEven(hn::BitCast(DWords(), round_bf16(odd)), low);
   auto* p16 = reinterpret_cast<std::uint16_t*>(p);
   if constexpr (kStream) {
-    hn::Stream(words, d16, p16);
+    hn::Stream(words, DWords(), p16);
   } else {
-    hn::StoreU(words, d16, p16);
+    hn::StoreU(words, DWords(), p16);
   }
 }
 
@@ -290,6 +293,19 @@ HWY_INLINE void write_pairs(DF d, T* out, std::size_t n, const Pair& pair, const
 
 // ---- functions ----
 
+#if HWY_TARGET != HWY_AVX3
+// p · 2^n for a whole n in [-252, 254], in two factors: n reaches further than one normal exponent.
+HWY_INLINE VF times_power_of_two(DF d, VF p, VF n) {
+  const DI di;
+  const auto whole = hn::ConvertTo(di, n);
+  const auto half = hn::ShiftRight<1>(whole);
+  const auto power = [&](hn::Vec<DI> e) HWY_ATTR {
+    return hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(e, hn::Set(di, 127))));
+  };
+  return hn::Mul(hn::Mul(p, power(half)), power(hn::Sub(whole, half)));
+}
+#endif
+
 // exp within 2 ulp for x <= 0: exactly 0 from -104 down and for -inf, NaN for NaN.
 //
 // x = n·ln2 + r with |r| <= ln2/2 (ln2 in two parts, so that r is good to the last bit), then
@@ -312,24 +328,61 @@ HWY_INLINE VF exp_nonpositive(DF d, VF x) {
 #if HWY_TARGET == HWY_AVX3
   return VF{_mm512_scalef_ps(p.raw, n.raw)};
 #else
-  // 2^n in two factors: n reaches -151, further than one normal exponent does.
-  const DI di;
-  const auto whole = hn::ConvertTo(di, n);
-  const auto half = hn::ShiftRight<1>(whole);
-  const auto power = [&](hn::Vec<DI> e) HWY_ATTR {
-    return hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(e, hn::Set(di, 127))));
-  };
-  return hn::Mul(hn::Mul(p, power(half)), power(hn::Sub(whole, half)));
+  return times_power_of_two(d, p, n);
 #endif
 }
 
 // exp within 2 ulp for every x; infinity above the largest finite f32.
 HWY_INLINE VF exp_f32(DF d, VF x) { return exp_nonpositive(d, hn::Min(hn::Set(d, 89.0F), x)); }
 
-// 1 / (1 + exp(-x))
-HWY_INLINE VF sigmoid(DF d, VF x) {
+// exp(x) where x or the result has 16 bits of type T. The error is 7.5e-8 + 1.2e-7·|x| of the value,
+// which x, rounded to 16 bits, has a thousand times over: exp(x) = 2^t, the fraction of t by a
+// polynomial of degree 5 fitted to the smallest relative error on [0, 1], the rest as the exponent.
+// That takes two thirds of the operations.
+HWY_INLINE VF exp_for(DF d, float, VF x) { return exp_f32(d, x); }
+template <class T>
+HWY_INLINE VF exp_for(DF d, T, VF x) {
+  VF t = hn::Mul(x, hn::Set(d, 0x1.715476p0F));
+#if HWY_TARGET == HWY_AVX3
+  const VF f{_mm512_reduce_ps(t.raw, 1)};  // t − floor(t), 0 for an infinity
+#else
+  // NaN must be the second operand, the one these return.
+  t = hn::Min(hn::Set(d, 130.0F), hn::Max(hn::Set(d, -152.0F), t));
+  const VF n = hn::Floor(t);
+  const VF f = hn::Sub(t, n);
+#endif
+  VF p = hn::MulAdd(hn::Set(d, 0x1.ec320ap-10F), f, hn::Set(d, 0x1.26900cp-7F));
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1.c95446p-5F));
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1.ebd5a8p-3F));
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1.62e4f6p-1F));
+  p = hn::MulAdd(p, f, hn::Set(d, 0x1.fffffep-1F));
+#if HWY_TARGET == HWY_AVX3
+  return VF{_mm512_scalef_ps(p.raw, t.raw)};  // p · 2^floor(t)
+#else
+  return times_power_of_two(d, p, n);
+#endif
+}
+
+// σ(z) and 1 − σ(z) for a result stored as T, neither by a subtraction, from exp(−|z|), which
+// cannot overflow.
+struct Sigmoid {
+  VF value, rest;
+};
+template <class T>
+HWY_INLINE Sigmoid sigmoid(DF d, T type, VF z) {
   const VF one = hn::Set(d, 1.0F);
-  return hn::Div(one, hn::Add(one, exp_f32(d, hn::Neg(x))));
+  const VF t = exp_for(d, type, hn::Or(z, hn::Set(d, -0.0F)));
+  const VF whole = hn::Add(one, t);  // in [1, 2]
+#if HWY_TARGET == HWY_AVX3
+  // An estimate of 14 bits and one Newton step: a division takes three times as long.
+  const VF guess = hn::ApproximateReciprocal(whole);
+  const VF large = hn::MulAdd(guess, hn::NegMulAdd(whole, guess, one), guess);
+#else
+  const VF large = hn::Div(one, whole);
+#endif
+  const VF small = hn::Mul(t, large);
+  const auto negative = hn::Lt(z, hn::Zero(d));
+  return {hn::IfThenElse(negative, small, large), hn::IfThenElse(negative, large, small)};
 }
 
 HWY_INLINE float sum_lanes(DF d, VF v) { return hn::GetLane(hn::SumOfLanes(d, v)); }
