@@ -1,7 +1,7 @@
 // CPU kernels of moe_route (formula and layout: mlxtape/ops/moe_route.h).
 //
 // Forward, k ≤ 16: as many rows as a vector has lanes go together, few enough to stay in the cache
-// once read. Of each row the maxima of 32 buckets (element e is in bucket e mod 32) are kept. Then,
+// once read. Of each row the maxima of 32 buckets (one of every 32 neighbours in each) are kept. Then,
 // a row per lane, both halves of the maxima are sorted by a network; the k-th largest maximum is a
 // floor under the k-th largest logit, for k buckets have one at or above it. What reaches the floor
 // (12 of 512 logits on average for k = 10) is put on a list, nearly without branches, and a second

@@ -33,7 +33,7 @@ constexpr std::size_t kMostExperts = 1024;
 constexpr std::size_t kMostChosen = 64;
 constexpr std::size_t kMostRanked = 64;  // longest list that is ranked by counting
 constexpr std::int32_t kLowest = std::numeric_limits<std::int32_t>::min();  // the key of NaN
-static_assert(kBuckets % kLanes == 0 && kPlaces % kLanes == 0);
+static_assert(kBuckets % (2 * kLanes) == 0 && kPlaces % kLanes == 0);
 
 // ---- networks ----
 
@@ -129,7 +129,8 @@ HWY_INLINE void each_vector(const T* x, std::size_t experts, const Body& body) {
       });
 }
 
-// maxima[b] = the largest x[e] with e mod kBuckets = b; −inf where there is none.
+// maxima[b] = the largest logit of bucket b, −inf where there is none. Of each kBuckets neighbours
+// one goes to each bucket, whichever is cheapest.
 template <class T>
 HWY_INLINE void bucket_maxima(const T* x, std::size_t experts, float* maxima) {
   const DF d;
@@ -138,8 +139,11 @@ HWY_INLINE void bucket_maxima(const T* x, std::size_t experts, float* maxima) {
   for (std::size_t p = 0; p < kParts; ++p) best[p] = hn::Set(d, -INFINITY);
   const std::size_t whole = experts / kBuckets * kBuckets;
   for (std::size_t i = 0; i < whole; i += kBuckets) {
-    for (std::size_t p = 0; p < kParts; ++p) {
-      best[p] = hn::Max(load(d, x + i + p * kLanes), best[p]);  // in this order NaN is passed over
+    for (std::size_t p = 0; p < kParts; p += 2) {
+      VF a, b;
+      load_pair(d, x + i + p * kLanes, a, b);
+      best[p] = hn::Max(a, best[p]);  // in this order NaN is passed over
+      best[p + 1] = hn::Max(b, best[p + 1]);
     }
   }
   for (std::size_t p = 0; p < kParts; ++p) hn::StoreU(best[p], d, maxima + p * kLanes);
@@ -201,11 +205,13 @@ HWY_INLINE float exp_sum(const T* x, std::size_t experts, float m) {
   VF b = hn::Zero(d);
   const std::size_t whole = experts / (2 * kLanes) * 2 * kLanes;
   for (std::size_t i = 0; i < whole; i += 2 * kLanes) {
-    a = hn::Add(a, exp_nonpositive(d, hn::Sub(load(d, x + i), vm)));
-    b = hn::Add(b, exp_nonpositive(d, hn::Sub(load(d, x + i + kLanes), vm)));
+    VF x_a, x_b;
+    load_pair(d, x + i, x_a, x_b);
+    a = hn::Add(a, exp_for(d, T(), hn::Sub(x_a, vm)));
+    b = hn::Add(b, exp_for(d, T(), hn::Sub(x_b, vm)));
   }
   each_vector(x + whole, experts - whole, [&](std::size_t, VF v) HWY_ATTR {
-    a = hn::Add(a, exp_nonpositive(d, hn::Sub(v, vm)));
+    a = hn::Add(a, exp_for(d, T(), hn::Sub(v, vm)));
   });
   return sum_lanes(d, hn::Add(a, b));
 }
