@@ -20,6 +20,21 @@ void run_exp(const float* x, float* y, std::size_t n) {
           HWY_ATTR { return exp_f32(d, load_n(d, x + i, count)); });
 }
 
+void run_exp_for_16_bits(const float* x, float* y, std::size_t n) {
+  const DF d;
+  for (std::size_t i = 0; i < n; ++i) y[i] = hn::GetLane(exp_for(d, BF16(), hn::Set(d, x[i])));
+}
+
+void run_sigmoid(const float* x, float* value, float* rest, std::size_t n, bool f32) {
+  const DF d;
+  for (std::size_t i = 0; i < n; ++i) {
+    const VF z = hn::Set(d, x[i]);
+    const Sigmoid s = f32 ? sigmoid(d, float(), z) : sigmoid(d, F16(), z);
+    value[i] = hn::GetLane(s.value);
+    rest[i] = hn::GetLane(s.rest);
+  }
+}
+
 template <class T, bool kStream>
 void run_copy(const T* from, T* to, std::size_t n) {
   const DF d;
@@ -62,6 +77,8 @@ HWY_AFTER_NAMESPACE();
 
 namespace mlxtape::ops {
 HWY_EXPORT(run_exp);
+HWY_EXPORT(run_exp_for_16_bits);
+HWY_EXPORT(run_sigmoid);
 HWY_EXPORT(copy_f32);
 HWY_EXPORT(copy_f16);
 HWY_EXPORT(copy_bf16);
@@ -84,6 +101,13 @@ std::vector<float> exp_of(const std::vector<float>& x) {
   return y;
 }
 
+// In units of the last place of the exact value, which is 1/2^24 to 1/2^23 of it.
+double ulps_off(float got, double want) {
+  int exponent = 0;
+  std::frexp(want, &exponent);
+  return std::abs(got - want) / std::ldexp(1, std::max(exponent - 24, -149));
+}
+
 TEST_P(CpuSimd, ExpIsWithinTwoUlp) {
   std::vector<float> x;
   for (float v = -104.5F; v < 89; v += 3.1e-5F) x.push_back(v);
@@ -91,14 +115,11 @@ TEST_P(CpuSimd, ExpIsWithinTwoUlp) {
   double worst = 0;
   for (std::size_t i = 0; i < x.size(); ++i) {
     const double want = std::exp(static_cast<double>(x[i]));
-    int exponent = 0;
-    std::frexp(want, &exponent);
-    const double ulp = std::ldexp(1, std::max(exponent - 24, -149));
     if (want > 3.4028235677973366e38) {
       ASSERT_TRUE(std::isinf(y[i])) << x[i];
       continue;
     }
-    const double error = std::abs(y[i] - want) / ulp;
+    const double error = ulps_off(y[i], want);
     worst = std::max(worst, error);
     ASSERT_LE(error, 2) << "exp(" << x[i] << ")";
   }
@@ -119,6 +140,42 @@ TEST_P(CpuSimd, ExpAtItsEdges) {
   EXPECT_EQ(y[7], 0);
   EXPECT_TRUE(std::isfinite(y[8]));
   EXPECT_GT(y[9], 0);
+}
+
+// x·log2(e) is rounded once, and log2(e) itself is a fifth of an ulp off: 5/4 ulp of |x|. The
+// polynomial adds 3.
+TEST_P(CpuSimd, ExpFor16BitsIsAsGoodAsItsArgument) {
+  std::vector<float> x = {-INFINITY, INFINITY, NAN, -1e30F, 1e30F, 0};
+  for (float v = -100; v < 88; v += 1.7e-4F) x.push_back(v);
+  std::vector<float> y(x.size());
+  HWY_DYNAMIC_DISPATCH(run_exp_for_16_bits)(x.data(), y.data(), x.size());
+  EXPECT_EQ(y[0], 0);
+  EXPECT_EQ(y[1], INFINITY);
+  EXPECT_TRUE(std::isnan(y[2]));
+  EXPECT_EQ(y[3], 0);
+  EXPECT_EQ(y[4], INFINITY);
+  for (std::size_t i = 5; i < x.size(); ++i) {
+    ASSERT_LE(ulps_off(y[i], std::exp(double{x[i]})), 3 + 1.25 * std::abs(x[i]))
+        << "exp(" << x[i] << ")";
+  }
+}
+
+TEST_P(CpuSimd, SigmoidLosesNothingOnEitherSide) {
+  std::vector<float> z = {-INFINITY, INFINITY, NAN, -3e38F, 3e38F, 0};
+  for (float v = -103; v < 103; v += 1.7e-4F) z.push_back(v);
+  std::vector<float> value(z.size()), rest(z.size());
+  for (const bool f32 : {true, false}) {
+    HWY_DYNAMIC_DISPATCH(run_sigmoid)(z.data(), value.data(), rest.data(), z.size(), f32);
+    for (const std::size_t i : {0, 3}) EXPECT_TRUE(value[i] == 0 && rest[i] == 1) << z[i];
+    for (const std::size_t i : {1, 4}) EXPECT_TRUE(value[i] == 1 && rest[i] == 0) << z[i];
+    EXPECT_TRUE(std::isnan(value[2]) && std::isnan(rest[2]));
+    for (std::size_t i = 5; i < z.size(); ++i) {
+      // 3 ulp of exp (or its argument's), one each of the sum, the reciprocal and the product.
+      const double allowed = 6 + (f32 ? 0 : 1.25 * std::abs(z[i]));
+      ASSERT_LE(ulps_off(value[i], 1 / (1 + std::exp(-double{z[i]}))), allowed) << z[i];
+      ASSERT_LE(ulps_off(rest[i], 1 / (1 + std::exp(double{z[i]}))), allowed) << z[i];
+    }
+  }
 }
 
 // Every length and every misalignment around a few vectors; nothing beyond the row is touched.

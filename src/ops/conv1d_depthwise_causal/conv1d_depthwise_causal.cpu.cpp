@@ -619,11 +619,4 @@ void register_conv1d_depthwise_causal(KernelRegistry& registry) {
 }  // namespace mlxtape::ops::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#if HWY_ONCE
-namespace mlxtape::ops {
-HWY_EXPORT(register_conv1d_depthwise_causal);
-void register_conv1d_depthwise_causal_cpu(KernelRegistry& registry) {
-  HWY_DYNAMIC_DISPATCH(register_conv1d_depthwise_causal)(registry);
-}
-}  // namespace mlxtape::ops
-#endif
+MT_REGISTER_CPU_KERNELS(conv1d_depthwise_causal)

@@ -501,11 +501,4 @@ void register_moe_route(KernelRegistry& registry) {
 }  // namespace mlxtape::ops::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#if HWY_ONCE
-namespace mlxtape::ops {
-HWY_EXPORT(register_moe_route);
-void register_moe_route_cpu(KernelRegistry& registry) {
-  HWY_DYNAMIC_DISPATCH(register_moe_route)(registry);
-}
-}  // namespace mlxtape::ops
-#endif
+MT_REGISTER_CPU_KERNELS(moe_route)

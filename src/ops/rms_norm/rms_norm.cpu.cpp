@@ -529,11 +529,4 @@ void register_rms_norm(KernelRegistry& registry) {
 }  // namespace mlxtape::ops::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#if HWY_ONCE
-namespace mlxtape::ops {
-HWY_EXPORT(register_rms_norm);
-void register_rms_norm_cpu(KernelRegistry& registry) {
-  HWY_DYNAMIC_DISPATCH(register_rms_norm)(registry);
-}
-}  // namespace mlxtape::ops
-#endif
+MT_REGISTER_CPU_KERNELS(rms_norm)

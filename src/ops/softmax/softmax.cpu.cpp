@@ -409,11 +409,4 @@ void register_softmax(KernelRegistry& registry) {
 }  // namespace mlxtape::ops::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#if HWY_ONCE
-namespace mlxtape::ops {
-HWY_EXPORT(register_softmax);
-void register_softmax_cpu(KernelRegistry& registry) {
-  HWY_DYNAMIC_DISPATCH(register_softmax)(registry);
-}
-}  // namespace mlxtape::ops
-#endif
+MT_REGISTER_CPU_KERNELS(softmax)

@@ -1,8 +1,8 @@
 // CPU kernels of take_along_axis (formula and layout: mlxtape/ops/take_along_axis.h).
 //
 // Forward: elements of y over threads, in order, each read from x where its index says. Bound by
-// the lines of x that are in flight at once. One load at a time: a gather instruction does the same
-// loads, and it has no form for elements of 1 and 2 bytes.
+// the lines of x that are in flight at once. One load at a time serves elements of every size;
+// gather instructions have no form for 1 and 2 bytes.
 //
 // Backward, rows: whole rows of dx are built in the first-level cache (zeros, plus the k sums of
 // each) and leave it past the cache, so that memory is written once and never read. Only what was
@@ -617,11 +617,4 @@ void register_take_along_axis(KernelRegistry& registry) {
 }  // namespace mlxtape::ops::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#if HWY_ONCE
-namespace mlxtape::ops {
-HWY_EXPORT(register_take_along_axis);
-void register_take_along_axis_cpu(KernelRegistry& registry) {
-  HWY_DYNAMIC_DISPATCH(register_take_along_axis)(registry);
-}
-}  // namespace mlxtape::ops
-#endif
+MT_REGISTER_CPU_KERNELS(take_along_axis)

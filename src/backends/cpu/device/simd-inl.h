@@ -42,7 +42,7 @@ HWY_INLINE VF widen(DF, BF16, hn::Vec<DU16> bits) {
 
 // v rounded to bf16 in the upper halves of its lanes; the lower halves are left over. A NaN stays
 // one as long as its lower half is 0, which holds for every NaN that arithmetic makes and for bf16
-// itself; f32 inputs of a 16-bit op go through plain_nan first.
+// itself. Others go through plain_nan first: narrow does so, who calls store_pair sees to it.
 HWY_INLINE hn::Vec<DU> round_bf16(VF v) {
   const DU du;
   const auto u = hn::BitCast(du, v);
@@ -58,8 +58,8 @@ HWY_INLINE VF plain_nan(DF d, VF v) {
   return hn::IfThenElse(hn::IsNaN(v), hn::Set(d, std::numeric_limits<float>::quiet_NaN()), v);
 }
 
-HWY_INLINE hn::Vec<DU16> narrow(DF, BF16, VF v) {
-  const auto bits = hn::ShiftRight<16>(round_bf16(v));
+HWY_INLINE hn::Vec<DU16> narrow(DF d, BF16, VF v) {
+  const auto bits = hn::ShiftRight<16>(round_bf16(plain_nan(d, v)));
 #if HWY_TARGET == HWY_AVX3
   return hn::Vec<DU16>{_mm512_cvtepi32_epi16(bits.raw)};
 #else
@@ -126,8 +126,10 @@ HWY_INLINE void store2(DF d, VF v0, VF v1, T* p) {
 #if HWY_TARGET == HWY_AVX3
   __m512i both;
   if constexpr (std::is_same_v<T, BF16>) {
-    const __m512i mixed = _mm512_packus_epi32(_mm512_srli_epi32(round_bf16(v0).raw, 16),
-                                              _mm512_srli_epi32(round_bf16(v1).raw, 16));
+    const auto upper = [&](VF v) HWY_ATTR {
+      return hn::ShiftRight<16>(round_bf16(plain_nan(d, v)));
+    };
+    const __m512i mixed = _mm512_packus_epi32(upper(v0).raw, upper(v1).raw);
     both = _mm512_permutexvar_epi64(_mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0), mixed);
   } else {
     both = _mm512_inserti64x4(_mm512_castsi256_si512(narrow(d, T(), v0).raw),
@@ -335,10 +337,10 @@ HWY_INLINE VF exp_nonpositive(DF d, VF x) {
 // exp within 2 ulp for every x; infinity above the largest finite f32.
 HWY_INLINE VF exp_f32(DF d, VF x) { return exp_nonpositive(d, hn::Min(hn::Set(d, 89.0F), x)); }
 
-// exp(x) where x or the result has 16 bits of type T. The error is 7.5e-8 + 1.2e-7·|x| of the value,
-// which x, rounded to 16 bits, has a thousand times over: exp(x) = 2^t, the fraction of t by a
-// polynomial of degree 5 fitted to the smallest relative error on [0, 1], the rest as the exponent.
-// That takes two thirds of the operations.
+// exp(x) where x or the result has 16 bits of type T, within 3 + 5/4·|x| ulp of f32, which x, rounded
+// to 16 bits, is off a thousand times over: exp(x) = 2^t, the fraction of t by a polynomial of degree
+// 5 fitted to the smallest relative error on [0, 1] (7.5e-8), the rest as the exponent. That takes
+// two thirds of the operations.
 HWY_INLINE VF exp_for(DF d, float, VF x) { return exp_f32(d, x); }
 template <class T>
 HWY_INLINE VF exp_for(DF d, T, VF x) {
@@ -392,3 +394,18 @@ HWY_INLINE float max_lanes(DF d, VF v) { return hn::GetLane(hn::MaxOfLanes(d, v)
 HWY_AFTER_NAMESPACE();
 
 #endif  // per-target include guard
+
+// The last line of a kernel file: register_<op>_cpu, which register_all.cpp calls, registers what
+// register_<op> of the best SIMD target registers.
+#undef MT_REGISTER_CPU_KERNELS
+#if HWY_ONCE
+#define MT_REGISTER_CPU_KERNELS(op)                    \
+  namespace mlxtape::ops {                             \
+  HWY_EXPORT(register_##op);                           \
+  void register_##op##_cpu(KernelRegistry& registry) { \
+    HWY_DYNAMIC_DISPATCH(register_##op)(registry);     \
+  }                                                    \
+  }
+#else
+#define MT_REGISTER_CPU_KERNELS(op)
+#endif
