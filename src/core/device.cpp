@@ -23,12 +23,12 @@ std::size_t bytes_or_throw(const Shape& shape, DType dtype) {
 
 const std::vector<Device*>& Device::all() {
   // Never destroyed, as the devices in it are not.
-  static const std::vector<Device*>& devices = [&]() -> const std::vector<Device*>& {
+  static const std::vector<Device*>* const devices = [] {
     auto found = std::make_unique<std::vector<Device*>>();
     register_all_devices(*found);
-    return *found.release();
+    return found.release();
   }();
-  return devices;
+  return *devices;
 }
 
 Device& Device::cpu() { return *all().front(); }
