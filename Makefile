@@ -1,6 +1,6 @@
 # The front door. Needs make and sh; scripts/setup.sh brings the rest.
 .DEFAULT_GOAL := build
-.PHONY: build test test-sanitize test-clang demo bench lint format docs clean help setup setup-lint
+.PHONY: build test test-sanitize test-clang test-faults demo bench lint format docs clean help setup setup-lint
 
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTHON ?= python3
@@ -35,6 +35,9 @@ test-clang: setup-lint  ## build and test with Clang, the second compiler
 	cmake --preset clang -DCMAKE_CXX_COMPILER="$$(scripts/llvm.sh clang++)"
 	cmake --build --preset clang -j $(JOBS)
 	ctest --preset clang
+
+test-faults: setup  ## plant faults one at a time and expect the tests to fail; ARGS="op ..." chooses
+	JOBS=$(JOBS) scripts/faults.sh $(ARGS)
 
 demo: setup build/release/build.ninja  ## build and run examples/route_tokens.cpp
 	cmake --build --preset release -j $(JOBS) --target route_tokens

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -92,6 +93,9 @@ TEST(Half, EdgesOfTheRange) {
   EXPECT_EQ(static_cast<double>(BF16(1e300)), inf);
   EXPECT_EQ(static_cast<double>(BF16(0x1p-134)), 0.0);
   EXPECT_TRUE(std::isnan(static_cast<float>(BF16(std::nanf("")))));
+  const auto low_payload = std::bit_cast<float>(0x7f800001U);  // what is cut off alone says NaN
+  EXPECT_TRUE(std::isnan(static_cast<float>(BF16(low_payload))));
+  EXPECT_TRUE(std::isnan(static_cast<float>(F16(low_payload))));
 }
 
 // 2^24 + 1 is a tie for f32, and through f32 it would be a tie for bf16, too.
@@ -112,6 +116,8 @@ TEST(Convert, FloatsToIntegersClampAndDropTheFraction) {
   EXPECT_EQ(converted<std::int8_t>(-3.99F), -3);
   EXPECT_EQ(converted<std::int8_t>(1e9F), 127);
   EXPECT_EQ(converted<std::int8_t>(-1e9F), -128);
+  EXPECT_EQ(converted<std::int8_t>(128.0F), 127);
+  EXPECT_EQ(converted<std::int64_t>(0x1p63), std::numeric_limits<std::int64_t>::max());
   EXPECT_EQ(converted<std::uint8_t>(-0.5F), 0);
   EXPECT_EQ(converted<std::uint64_t>(1e30), std::numeric_limits<std::uint64_t>::max());
   EXPECT_EQ(converted<std::int64_t>(-1e30), std::numeric_limits<std::int64_t>::min());

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -75,6 +76,7 @@ TEST_F(Memory, CountsCurrentPeakCachedAndReuse) {
   const Buffer c = pool.allocate(990);  // the same step of size as 1000
   EXPECT_EQ(pool.stats().allocations, 2);
   EXPECT_EQ(pool.stats().reuses, 1);
+  EXPECT_GE(pool.stats().peak, 6000);
   pool.reset_peak();
   EXPECT_EQ(pool.stats().peak, pool.stats().current);
   pool.trim();
@@ -89,6 +91,18 @@ TEST_F(Memory, ZeroMeansZeroAlsoWhenUsedAgain) {
     std::memset(bytes, 0x77, 4096);
   }
   EXPECT_EQ(pool.stats().allocations, 1);
+}
+
+// Large blocks come from the system as zeros, but only the first time.
+TEST(SystemMemory, ZeroMeansZeroAlsoWhenUsedAgain) {
+  constexpr std::size_t kBytes = std::size_t{4} << 20;
+  for (int round = 0; round < 3; ++round) {
+    const Buffer b = Device::cpu().memory().allocate_zeroed(kBytes);
+    auto* bytes = static_cast<unsigned char*>(b.address());
+    EXPECT_TRUE(std::all_of(bytes, bytes + kBytes, [](unsigned char v) { return v == 0; }))
+        << "round " << round;
+    std::memset(bytes, 0x77, kBytes);
+  }
 }
 
 TEST_F(Memory, TheLimitIsAnErrorAndEverythingStaysUsable) {

@@ -37,6 +37,7 @@ TEST(Tensor, ViewsReadTheRightElements) {
   EXPECT_EQ(t.reshape({2, 6}).select(0, 1).host<std::int32_t>()[0], 6);
   const Tensor wide = t.slice(0, 1, 2).broadcast_to({5, 4});
   EXPECT_EQ(wide.strides(), (Strides{0, 1}));
+  EXPECT_EQ(t.slice(1, 0, 3, 2).shape(), (Shape{3, 2}));  // the step does not divide it
   EXPECT_EQ(t.slice(0, 1, 1).size(), 0);
   EXPECT_EQ(t.slice(0, 3, 3).data(), nullptr);
 }
@@ -113,6 +114,16 @@ TEST(Tensor, ContiguousCopiesAnyView) {
       RC_ASSERT(got[static_cast<std::size_t>(i)] == at);  // counting() holds each element's place
     }
   }));
+}
+
+// More than one task copies.
+TEST(Tensor, ContiguousCopiesLargeViews) {
+  const auto encoder = Device::cpu().make_encoder();
+  const Tensor copy = encoder->contiguous(counting({700, 50}).transpose({1, 0}));
+  const auto got = copy.host<std::int32_t>();
+  for (std::int32_t i = 0; i < 35000; ++i) {
+    ASSERT_EQ(got[static_cast<std::size_t>(i)], i % 700 * 50 + i / 700) << i;
+  }
 }
 
 TEST(Tensor, ContiguousForEveryElementSize) {

@@ -406,6 +406,28 @@ TEST_P(MoeRoute, BackwardTakesAnyIndices) {
   }
 }
 
+// One by one, in the stored type, the ones would be lost beside the first number.
+TEST_P(MoeRoute, EqualIndicesAddUpBeforeRounding) {
+  const std::pair<DType, double> types[] = {{DType::kBF16, 256}, {DType::kF16, 2048}};
+  for (const auto& [dtype, first] : types) {
+    for (const bool full : {false, true}) {
+      Values indices(64, 4), ds(64, 1), want(70);
+      ds[0] = first;
+      indices[63] = 0;  // balances the rest, so that c = 0
+      ds[63] = -(first + 62);
+      want[0] = ds[63];
+      want[4] = -ds[63];
+      const Tensor lse = full ? upload({0}, {1}, DType::kF32) : Tensor();
+      const Tensor dl = ops::moe_route_backward(
+          encoder(),
+          {upload(Values(70), {1, 70}, dtype), upload(indices, {1, 64}, DType::kU32),
+           upload(Values(64, 1), {1, 64}, dtype), lse},
+          upload(ds, {1, 64}, dtype));
+      EXPECT_EQ(download(dl), want) << name_of(dtype) << (full ? " full" : "");
+    }
+  }
+}
+
 TEST_P(MoeRoute, BackwardNeedsOnlyTheShapeWhenRenormalised) {
   const Tensor logits = upload({1, 3, 2, 0}, {1, 4}, DType::kF32);
   const auto route = ops::moe_route(encoder(), logits, 2);

@@ -312,6 +312,7 @@ TEST_P(RmsNorm, MatchesOracleForLongRows) {
     for (const DType dtype : kTypes) {
       check(form, {5, 8192}, dtype);
       check(form, {3, 32768}, dtype, Weight::kF32);
+      check(form, {9, 8224}, dtype);  // several rows of a block, one at a time
     }
     check(form, {2, 300007}, DType::kF32);
   }
@@ -329,11 +330,13 @@ TEST_P(RmsNorm, MatchesOracleForViews) {
   }
 }
 
-// Large enough to be written past the cache, with rows that start in the middle of a line.
+// Large enough to be written past the cache, with rows that start in the middle of a line or each
+// with a line.
 TEST_P(RmsNorm, MatchesOracleWhenStreamed) {
   for (const Form form : kForms) {
     check(form, {530, 2047}, DType::kF32, Weight::kLikeX, false, 3);
     check(form, {1030, 2047}, DType::kBF16, Weight::kLikeX, false, 3);
+    check(form, {1030, 2048}, DType::kBF16, Weight::kF32);
   }
   check(Form::kPlain, {1030, 2047}, DType::kF16, Weight::kLikeX, false, 3);
 }
@@ -385,6 +388,28 @@ TEST_P(RmsNorm, ExtremeNumbers) {
   const auto zero = ops::rms_norm(encoder(), upload({0, 0}, {2}, DType::kF32), Tensor(), 0);
   EXPECT_EQ(download(zero.r), std::vector<double>{inf});
   EXPECT_TRUE(std::isnan(download(zero.y)[0]));
+}
+
+// Where no sum rounds, a power of two in x comes out as one in r and dx, also where r² overflows.
+TEST_P(RmsNorm, SmallRowsScaleExactly) {
+  Noise noise(7);
+  std::vector<double> x, dy, small;
+  for (int i = 0; i < 64; ++i) {
+    x.push_back(static_cast<double>(noise.below(15) - 7) / 8);
+    dy.push_back(static_cast<double>(noise.below(15) - 7) / 8);
+  }
+  for (const double v : x) small.push_back(std::ldexp(v, -64));
+  const auto run = [&](const std::vector<double>& rows) {
+    const Tensor t = upload(rows, {2, 32}, DType::kF32), up = upload(dy, {2, 32}, DType::kF32);
+    const auto [y, r] = ops::rms_norm(encoder(), t, Tensor(), 0);
+    return Arrays{download(y), download(r),
+                  download(ops::rms_norm_backward(encoder(), t, Tensor(), r, up).dx)};
+  };
+  Arrays want = run(x);
+  for (const std::size_t scaled : {1U, 2U}) {
+    for (double& v : want[scaled]) v = std::ldexp(v, 64);
+  }
+  EXPECT_EQ(run(small), want);
 }
 
 // Also one whose bits would carry into the sign if they were rounded like a number's.

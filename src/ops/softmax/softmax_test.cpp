@@ -3,6 +3,7 @@
 #include <rapidcheck.h>
 
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "support/op_test.h"
@@ -158,6 +159,51 @@ TEST_P(Softmax, MatchesOracleWhenStreamed) {
   for (const DType dtype : kTypes) check({1100, 2047}, -1, dtype, 4, false, 3);
 }
 
+// Rows of several blocks of 2048 columns: what the first elements of a block say about the rest of it,
+// and one block about the others, is of no use here.
+TEST_P(Softmax, BlocksFarFromEachOther) {
+  const auto padded = [](std::int64_t c) {
+    return c < 100 ? -INFINITY : -200;
+  };
+  const auto masked_even = [](std::int64_t c) {
+    return c / 2048 % 2 == 0 ? -INFINITY : 0;
+  };
+  const auto masked_odd = [](std::int64_t c) {
+    return c / 2048 % 2 == 1 ? -INFINITY : 0;
+  };
+  const auto rising = [](std::int64_t c) {
+    return static_cast<double>(c / 2048 * 200 - 200);
+  };
+  // Within a block far above its first elements, yet far below the first block.
+  const auto low = [](std::int64_t c) {
+    return c < 2048 ? 0.0 : c % 2048 < 64 ? -98.0 : -80.0;
+  };
+  const std::function<double(std::int64_t)> kinds[] = {padded, masked_even, masked_odd, rising,
+                                                       low};
+  for (const DType dtype : kTypes) {
+    for (const std::int64_t cols : {2047, 5003, 250007}) {
+      if (cols > 5003 && dtype != DType::kF32) continue;  // in f32 it is cut over threads
+      for (std::size_t kind = 0; kind < std::size(kinds); ++kind) {
+        if (kind == 1 && cols < 2048) continue;  // nothing but -inf
+        Noise noise(kind + 1);
+        std::vector<double> x;
+        for (std::int64_t c = 0; c < cols; ++c) {
+          x.push_back(round_to(dtype, kinds[kind](c) + noise.next()));
+        }
+        const auto dy = random_values(noise, cols, dtype);
+        const Tensor y = ops::softmax(encoder(), upload(x, {1, cols}, dtype));
+        const auto stored = download(y);
+        const Expected want = oracle(1, cols, 1, x, dy, &stored);
+        const std::string at =
+            std::to_string(kind) + ", " + std::to_string(cols) + " columns, " + name_of(dtype);
+        expect_close("y of kind " + at, stored, want.y, dtype, cols);
+        const Tensor dx = ops::softmax_backward(encoder(), y, upload(dy, {1, cols}, dtype));
+        expect_close("dx of kind " + at, download(dx), want.dx, dtype, cols);
+      }
+    }
+  }
+}
+
 TEST_P(Softmax, ExtremeNumbers) {
   const double inf = INFINITY, nan = std::nan("");
   const auto run = [&](const std::vector<double>& x) {
@@ -175,6 +221,27 @@ TEST_P(Softmax, ExtremeNumbers) {
   }
   check({4, 300}, -1, DType::kF32, 1e4);  // most results are 0 or subnormal
   check({4, 5000}, -1, DType::kF32, 90);
+}
+
+TEST_P(Softmax, TiesGoToEven) {
+  const std::pair<DType, double> types[] = {{DType::kBF16, 257}, {DType::kF16, 2049}};
+  for (const auto& [dtype, missing] : types) {  // the first integer that the type does not have
+    for (const std::int64_t cols : {2, 64}) {
+      for (const double tie : {missing, missing + 2}) {
+        const double even = tie == missing ? tie - 1 : tie + 1;
+        std::vector<double> dy, want;  // s = -1, so that dx = ±tie · y
+        for (std::int64_t c = 0; c < cols; ++c) {
+          const double sign = c % 2 == 0 ? 1 : -1;
+          dy.push_back(sign * tie - 1);
+          want.push_back(sign * even / static_cast<double>(cols));
+        }
+        const std::vector<double> x(dy.size());
+        const Tensor y = ops::softmax(encoder(), upload(x, {1, cols}, dtype));
+        const Tensor dx = ops::softmax_backward(encoder(), y, upload(dy, {1, cols}, dtype));
+        EXPECT_EQ(download(dx), want) << name_of(dtype) << " " << cols << " columns, " << tie;
+      }
+    }
+  }
 }
 
 TEST_P(Softmax, SameBitsOnEveryRun) {

@@ -234,6 +234,8 @@ TEST_P(TakeAlongAxis, MatchesOracleForLongRows) {
     check({2, 151937}, {2, 40000}, -1, dtype, {DType::kU32, true});  // large blocks, two of them
     check({400007}, {30011}, 0, dtype);
   }
+  // More pieces than have scratch memory at once.
+  check({70, 9000}, {70, 3000}, -1, DType::kBF16, {DType::kU32, true});
 }
 
 // Rows that many indices fall into are built another way than rows that few do.
@@ -267,6 +269,7 @@ TEST_P(TakeAlongAxis, MatchesOracleOnEveryAxisAndBroadcast) {
     check({2, 1, 3, 2, 1, 2, 2, 5}, {2, 1, 4, 2, 3, 2, 1, 5}, 2, dtype, strays);
     check({1, 6}, {5, 3}, 1, dtype, strays);        // x along rows
     check({5, 6}, {1, 3}, 1, dtype, strays);        // indices along rows
+    check({5, 100}, {1, 3}, 1, dtype, strays);      // the same, few of many
     check({6, 1}, {3, 5}, 0, dtype, strays);        // x along columns
     check({1, 6, 5}, {4, 3, 1}, 1, dtype, strays);  // both ways at once
     check({6, 5, 1}, {3, 1, 4}, 0, dtype, strays);
@@ -416,9 +419,10 @@ TEST_P(TakeAlongAxis, SameBitsOnEveryRun) {
     Shape x, indices;
     std::int64_t axis;
   };
-  for (const Case& c : {Case{{300, 512}, {300, 10}, 1}, Case{{300, 64}, {300, 200}, 1},
-                        Case{{4, 20000}, {4, 30000}, 1}, Case{{1, 50}, {9000, 10}, 1},
-                        Case{{50, 1}, {10, 9000}, 0}, Case{{900, 70}, {900, 70}, 0}}) {
+  for (const Case& c :
+       {Case{{300, 512}, {300, 10}, 1}, Case{{300, 64}, {300, 200}, 1},
+        Case{{4, 20000}, {4, 30000}, 1}, Case{{1, 50}, {9000, 10}, 1}, Case{{50, 1}, {10, 9000}, 0},
+        Case{{900, 70}, {900, 70}, 0}, Case{{1, 3, 40}, {777, 5, 40}, 1}}) {
     for (const DType dtype : kTypes) {
       const Shape y_shape = shape_of_y(c.x, c.indices, c.axis);
       const Tensor x = upload(random_values(noise, count_of(c.x), dtype, 4), c.x, dtype);
