@@ -46,7 +46,7 @@ demo: setup build/release/build.ninja  ## build and run examples/route_tokens.cp
 bench: setup build/release/build.ninja  ## time the ops, beside PyTorch or MLX if importable; ARGS="..." is passed on
 	cmake --build --preset release -j $(JOBS) --target mlxtape_cli
 	@if $(PYTHON) -c 'import torch' 2>/dev/null || $(PYTHON) -c 'import mlx.core' 2>/dev/null; then \
-	  set -- --peers bench/peers/cpu_peers.py; \
+	  set -- --peers bench/peers/cpu_peers.py --python '$(PYTHON)'; \
 	else \
 	  set --; \
 	  echo 'bench: $(PYTHON) has neither torch nor mlx, so no peers to compare with'; \

@@ -67,6 +67,7 @@ void write_json(const std::string& path, const json& report) {
   file << report.dump(1) << "\n";
   file.close();
   if (!file || std::rename(aside.c_str(), path.c_str()) != 0) {
+    std::remove(aside.c_str());
     throw Error(Errc::kIo, "bench: the result file must be writable, got " + path);
   }
 }
@@ -203,6 +204,15 @@ void print_row(std::ostream& out, const std::string& name, const json& row) {
 
 void run_ops(Device& device, const BenchConfig& config, std::ostream& out) {
   const std::regex wanted = compiled(config.filter);
+  int rows = 0;
+  for (const test::BenchOp& op : test::bench_ops()) {
+    for (const BenchCase& bench : op.cases())
+      rows += std::regex_search(Row(op.name, bench).name(), wanted);
+  }
+  if (rows == 0) {
+    throw Error(Errc::kArgument, "bench: the filter must match a row, got '" + config.filter + "'");
+  }
+  write_json(config.json_path, json::object());  // an hour later would be late to find out
   const auto encoder = device.make_encoder();
   std::unique_ptr<Peers> peers;
   if (!config.peers_script.empty()) {

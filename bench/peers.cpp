@@ -1,5 +1,6 @@
 #include "peers.h"
 
+#include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,7 +14,17 @@
 
 namespace mlxtape::bench {
 
+namespace {
+
+constexpr int kPatienceSeconds =
+    600;  // MLX takes half a minute for one call of a large convolution
+
+}  // namespace
+
 Peers::Peers(const std::string& python, const std::string& script) {
+  if (access(script.c_str(), R_OK) != 0) {
+    throw Error(Errc::kIo, "peers: the script must be readable, got " + script);
+  }
   int down[2];
   int up[2];
   if (pipe(down) != 0 || pipe(up) != 0) {
@@ -41,25 +52,47 @@ Peers::Peers(const std::string& python, const std::string& script) {
 Peers::~Peers() {
   std::fclose(to_);  // the child sees the end of its input and leaves
   std::fclose(from_);
+  for (int i = 0; i < 50; ++i) {
+    if (waitpid(child_, nullptr, WNOHANG) != 0) return;
+    usleep(100'000);
+  }
+  kill(child_, SIGKILL);  // it does not
   waitpid(child_, nullptr, 0);
+}
+
+// One line of the child's output, without buffering: poll must see what is there.
+std::string Peers::answer() {
+  std::string line;
+  for (char c = 0;;) {
+    pollfd ready{fileno(from_), POLLIN, 0};
+    if (poll(&ready, 1, kPatienceSeconds * 1000) == 0) {
+      kill(child_, SIGKILL);
+      throw Error(Errc::kIo, "peers: an answer within " + std::to_string(kPatienceSeconds) +
+                                 " s, got none; run the peers script alone to see why");
+    }
+    if (read(fileno(from_), &c, 1) != 1) return line;
+    if (c == '\n') return line;
+    line += c;
+  }
 }
 
 Samples Peers::measure(const std::string& request) {
   std::fprintf(to_, "%s\n", request.c_str());
   std::fflush(to_);
-  char* line = nullptr;
-  std::size_t room = 0;
-  const ssize_t length = getline(&line, &room, from_);
-  const std::string answer = length > 0 ? std::string(line, static_cast<std::size_t>(length)) : "";
-  std::free(line);
-  const auto json = nlohmann::json::parse(answer, nullptr, false);
-  if (!json.is_object()) {
-    throw Error(Errc::kIo, "peers: one line of JSON per request, got '" + answer +
-                               "'; run the peers script alone to see its own error");
-  }
+  const std::string line = answer();
+  const auto json = nlohmann::json::parse(line, nullptr, false);
+  const auto wrong = [&] {
+    return Error(Errc::kIo, "peers: a line {\"name\": [microseconds, ...]} per request, got '" +
+                                line + "'; run the peers script alone to see its own error");
+  };
+  if (!json.is_object()) throw wrong();
   Samples samples;
   for (const auto& [name, values] : json.items()) {
-    samples[name] = values.get<std::vector<double>>();
+    if (!values.is_array()) throw wrong();
+    for (const auto& value : values) {
+      if (!value.is_number()) throw wrong();
+      samples[name].push_back(value.get<double>());
+    }
   }
   return samples;
 }

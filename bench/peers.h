@@ -20,10 +20,12 @@ class Peers {
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
-  // Throws kIo when the child is gone or answers with something else.
+  // Throws kIo when the child is gone, answers with something else, or not for ten minutes.
   Samples measure(const std::string& request);
 
  private:
+  std::string answer();
+
   int child_ = -1;
   std::FILE* to_ = nullptr;
   std::FILE* from_ = nullptr;

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 
 #include "backends/cpu/targets.h"
@@ -44,13 +45,21 @@ void list_kernels() {
 int selftest(const std::string& filter) {
   testing::InitGoogleTest();
   testing::GTEST_FLAG(filter) = filter;
-  return RUN_ALL_TESTS();
+  const int status = RUN_ALL_TESTS();
+  if (testing::UnitTest::GetInstance()->test_to_run_count() == 0) {
+    throw Error(Errc::kArgument, "selftest: the filter must match a test, got '" + filter + "'");
+  }
+  return status;
 }
 #endif
 
+constexpr int kCalledWrongly = 2;
+
 int run(int argc, char** argv) {
   CLI::App app{"mlxtape: trains, distils, quantises and runs MLX-format language models."};
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);
+  app.allow_extras();  // reported below, by name
+  app.fallthrough();   // global flags may also follow the command
   app.set_version_flag("--version", std::string(MLXTAPE_VERSION) + " (" + MLXTAPE_COMMIT + ")");
   int thread_count = 0;
   std::string target;
@@ -62,7 +71,7 @@ int run(int argc, char** argv) {
   CLI::App* kernels_command = app.add_subcommand("kernels", "every kernel, by backend");
 #ifdef MLXTAPE_HAS_CASES
   CLI::App* bench_command = app.add_subcommand("bench", "measure this machine");
-  bench_command->require_subcommand(1);
+  bench_command->require_subcommand(0, 1);
   CLI::App* bench_ops = bench_command->add_subcommand(
       "ops", "every operation: time, bandwidth, share of what the memory allows");
   bench::BenchConfig config;
@@ -76,14 +85,20 @@ int run(int argc, char** argv) {
       ->capture_default_str();
   bench_ops->add_option("--seconds", config.seconds, "time for each row and contender")
       ->capture_default_str()
-      ->check(CLI::Range(0.001, 60.0));
+      ->check([](const std::string& text) {
+        const double seconds = std::atof(text.c_str());
+        return seconds >= 0.001 && seconds <= 60 ? "" : "must be from 0.001 to 60, got " + text;
+      });
   CLI::App* selftest_command = app.add_subcommand(
       "selftest", "check every kernel on this machine against its formula in double precision");
   std::string test_filter = "*";
   selftest_command->add_option("--filter", test_filter, "only these tests, e.g. '*Softmax*'");
 #endif
 
-  // CLI11 calls an unknown word "a subcommand is required": say which word.
+  const auto called_wrongly = [](const std::string& what) {
+    std::fprintf(stderr, "mlxtape: %s\nRun mlxtape --help for the commands.\n", what.c_str());
+    return kCalledWrongly;
+  };
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& e) {
@@ -93,13 +108,16 @@ int run(int argc, char** argv) {
   } catch (const CLI::CallForVersion& e) {
     return app.exit(e);
   } catch (const CLI::ParseError& e) {
-    std::fprintf(stderr, "mlxtape: %s", e.what());
-    if (argc > 1 && argv[1][0] != '-' && app.get_subcommands().empty()) {
-      std::fprintf(stderr, ", got '%s'", argv[1]);
-    }
-    std::fprintf(stderr, "\nRun mlxtape --help for the commands.\n");
-    return 2;
+    return called_wrongly(e.what());
   }
+  const std::vector<std::string> unknown = app.remaining(true);
+  if (!unknown.empty()) return called_wrongly("no such command or flag here: " + unknown.front());
+  if (app.get_subcommands().empty()) return called_wrongly("a command is needed");
+#ifdef MLXTAPE_HAS_CASES
+  if (*bench_command && bench_command->get_subcommands().empty()) {
+    return called_wrongly("bench: what to measure is needed: ops");
+  }
+#endif
 
   set_threads(thread_count);
   if (!target.empty()) cpu::limit_target(target);
@@ -116,7 +134,15 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return run(argc, argv);
+    const int status = run(argc, argv);
+    std::cout.flush();
+    if (std::fflush(stdout) != 0 || !std::cout) {
+      throw Error(Errc::kIo, "the output must be writable");
+    }
+    return status;
+  } catch (const Error& e) {
+    std::fprintf(stderr, "mlxtape: %s\n", e.what());
+    return e.code() == Errc::kArgument ? kCalledWrongly : 1;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "mlxtape: %s\n", e.what());
     return 1;

@@ -3,6 +3,7 @@
 #include <array>
 #include <exception>
 #include <string>
+#include <thread>
 
 #include "core/memory_kernels.h"
 
@@ -25,11 +26,36 @@ DType unsigned_of_size(std::size_t bytes) {
 
 }  // namespace
 
+// The encoder's lock. The thread that holds it runs a kernel, and that kernel must not come back.
+class CommandEncoder::Lock {
+ public:
+  explicit Lock(const CommandEncoder& encoder) : encoder_(encoder) {
+    const std::thread::id self = std::this_thread::get_id();
+    if (encoder_.holder_.load(std::memory_order_relaxed) == self) {
+      throw Error(Errc::kArgument, "encoder: a kernel must not call the encoder that runs it");
+    }
+    encoder_.mutex_.lock();
+    encoder_.holder_.store(self, std::memory_order_relaxed);
+  }
+  ~Lock() {
+    encoder_.holder_.store(std::thread::id(), std::memory_order_relaxed);
+    encoder_.mutex_.unlock();
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  const CommandEncoder& encoder_;
+};
+
 void CommandEncoder::run(const Kernel& kernel, const void* args,
                          std::initializer_list<TensorRef> in,
                          std::initializer_list<TensorRef> out) {
   std::array<void*, kMostTensors> addresses{};
-  MT_ASSERT(in.size() + out.size() <= kMostTensors);
+  if (in.size() + out.size() > kMostTensors) {
+    throw Error(Errc::kArgument, kernel.name + ": at most " + std::to_string(kMostTensors) +
+                                     " tensors, got " + std::to_string(in.size() + out.size()));
+  }
   std::size_t n = 0;
   for (const auto& list : {in, out}) {
     for (const Tensor& t : list) {
@@ -45,15 +71,15 @@ void CommandEncoder::run(const Kernel& kernel, const void* args,
     }
   }
   Buffer workspace;
-  if (kernel.workspace != nullptr) {
-    const std::size_t bytes = kernel.workspace(args);
-    if (bytes != 0) workspace = device_->memory().allocate(bytes);
-  }
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   ++counters_.dispatches;
-  if (!launching_) return;
   const Trace::Clock::time_point start = trace_ ? Trace::Clock::now() : Trace::Clock::time_point();
   try {
+    if (kernel.workspace != nullptr) {
+      const std::size_t bytes = kernel.workspace(args);
+      if (bytes != 0) workspace = device_->memory().allocate(bytes);
+    }
+    if (!launching_) return;
     launch(kernel, {{addresses.data(), in.size()},
                     {addresses.data() + in.size(), out.size()},
                     args,
@@ -64,18 +90,20 @@ void CommandEncoder::run(const Kernel& kernel, const void* args,
     throw Error(e.code(), kernel.name + ": " + e.what());
   } catch (const std::exception& e) {
     throw Error(Errc::kBackend, kernel.name + ": the kernel must not fail, got " + e.what());
+  } catch (...) {
+    throw Error(Errc::kBackend, kernel.name + ": the kernel must not fail, got an exception");
   }
   if (trace_) trace_->add(kernel.name, name_of(backend()), start, Trace::Clock::now());
 }
 
 void CommandEncoder::commit() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   ++counters_.commits;
   submit();
 }
 
 void CommandEncoder::commit_and_wait() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   ++counters_.commits;
   ++counters_.waits;
   submit();
@@ -83,17 +111,17 @@ void CommandEncoder::commit_and_wait() {
 }
 
 EncoderCounters CommandEncoder::counters() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   return counters_;
 }
 
 void CommandEncoder::set_trace(std::shared_ptr<Trace> trace) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   trace_ = std::move(trace);
 }
 
 void CommandEncoder::set_launching(bool on) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   launching_ = on;
 }
 
@@ -123,13 +151,13 @@ void CommandEncoder::check_transfer(const Tensor& t, std::size_t bytes, const ch
 
 void CommandEncoder::upload(const void* host, std::size_t bytes, const Tensor& to) {
   check_transfer(to, bytes, "upload");
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   if (bytes != 0) copy_in(host, to.data(), bytes);
 }
 
 void CommandEncoder::download(const Tensor& from, void* host, std::size_t bytes) {
   check_transfer(from, bytes, "download");
-  const std::lock_guard lock(mutex_);
+  const Lock lock(*this);
   submit();
   wait();
   if (bytes != 0) copy_out(from.data(), host, bytes);

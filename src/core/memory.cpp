@@ -202,6 +202,8 @@ MemoryStats MemoryPool::stats() const {
 void MemoryPool::set_limit(std::size_t bytes) {
   const std::lock_guard lock(impl_->mutex);
   impl_->stats.limit = bytes;
+  // What is cached could otherwise be given out beyond the limit.
+  if (bytes != 0 && impl_->stats.current + impl_->stats.cached > bytes) impl_->free_cached();
 }
 
 void MemoryPool::reset_peak() {
@@ -242,9 +244,8 @@ struct ForeignStorage : Storage {
 }  // namespace
 
 Buffer Buffer::wrap(Device& device, void* address, std::size_t bytes, std::function<void()> done) {
-  if (address == nullptr || bytes == 0) {
-    throw Error(Errc::kArgument, "buffer: foreign memory must have an address and a size, got " +
-                                     std::string(address == nullptr ? "null" : "0 bytes"));
+  if (address == nullptr && bytes != 0) {
+    throw Error(Errc::kArgument, "buffer: foreign memory must have an address, got null");
   }
   auto* storage = new ForeignStorage;
   storage->address = address;

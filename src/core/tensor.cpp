@@ -107,9 +107,10 @@ Tensor Tensor::wrap_host(void* values, DType dtype, Shape shape, std::function<v
 }
 
 bool Tensor::is_contiguous() const {
+  if (size_ == 0) return true;
   std::int64_t step = 1;
   for (std::int64_t i = rank() - 1; i >= 0; --i) {
-    if (shape_[i] != 1 && strides_[i] != step && size_ != 0) return false;
+    if (shape_[i] != 1 && strides_[i] != step) return false;
     step *= shape_[i];
   }
   return true;

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -49,8 +50,10 @@ class Pool {
  public:
   explicit Pool(int count) : size_(count), shares_(static_cast<std::size_t>(count)) {
     workers_.reserve(static_cast<std::size_t>(count - 1));
-    for (int i = 1; i < count; ++i) {
-      workers_.emplace_back([this, i] { work(i); });
+    try {
+      for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { work(i); });
+    } catch (const std::system_error&) {
+      // The system gives no more: those that started, and the caller, do the work of all.
     }
   }
 
@@ -67,8 +70,8 @@ class Pool {
   void run(std::int64_t tasks, FunctionRef<void(std::int64_t)> body) {
     for (int i = 0; i < size_; ++i) {
       Share& share = shares_[static_cast<std::size_t>(i)];
-      share.next.store(tasks * i / size_, std::memory_order_relaxed);
-      share.end = tasks * (i + 1) / size_;
+      share.next.store(first_task(tasks, i), std::memory_order_relaxed);
+      share.end = first_task(tasks, i + 1);
     }
     body_ = &body;
     failed_.store(false, std::memory_order_relaxed);
@@ -93,6 +96,11 @@ class Pool {
  private:
   static constexpr std::uint32_t kOpen = 1U << 31U;  // the rest of door_ counts workers inside
 
+  // tasks · i / size_, without the overflow.
+  std::int64_t first_task(std::int64_t tasks, int i) const {
+    return tasks / size_ * i + tasks % size_ * i / size_;
+  }
+
   bool enter() {
     std::uint32_t door = door_.load(std::memory_order_relaxed);
     while ((door & kOpen) != 0) {
@@ -107,7 +115,10 @@ class Pool {
       for (;;) {
         const std::int64_t task = share.next.fetch_add(1, std::memory_order_relaxed);
         if (task >= share.end) break;
-        if (failed_.load(std::memory_order_relaxed)) continue;
+        if (failed_.load(std::memory_order_relaxed)) {
+          share.next.store(share.end, std::memory_order_relaxed);
+          break;
+        }
         try {
           (*body_)(task);
         } catch (...) {

@@ -30,13 +30,19 @@ expect 0 "cpu softmax_fwd_bf16" kernels
 expect 0 "bench" --help
 expect 0 "--json" bench ops --help
 expect 0 "." --version
-expect 2 "subcommand is required"
-expect 2 "got 'frobnicate'" frobnicate
+expect 2 "a command is needed"
+expect 2 "here: frobnicate" frobnicate
+expect 2 "here: --frobnicate" --frobnicate
+expect 2 "here: frobnicate" --threads 2 frobnicate
+expect 2 "here: frobnicate" bench frobnicate
+expect 2 "measure is needed" bench
 expect 2 "--threads" --threads 5000 info
 expect 2 "--threads" --threads many info
-expect 1 "one of" --cpu-target AVX9 info
+expect 2 "one of" --cpu-target AVX9 info
 expect 0 "2 threads used" --threads 2 info
+expect 0 "2 threads used" info --threads 2
 expect 0 "PASSED" selftest --filter 'SoftmaxCheck*'
+expect 2 "must match a test" selftest --filter 'Nope*'
 
 row='softmax fwd 64x512 f32'
 expect 0 "$row" bench ops --filter "$row" --seconds 0.01 --json "$folder/result.json"
@@ -48,6 +54,13 @@ for key in '"schema": 1' '"op": "softmax"' '"shape": "64x512"' '"floor_us"' '"pe
   }
 done
 expect 1 "must be writable" bench ops --filter "$row" --seconds 0.01 --json "$folder/no/such/file"
-expect 1 "regular expression" bench ops --filter '(' --seconds 0.01
-expect 1 "one line of JSON" bench ops --filter "$row" --seconds 0.01 --peers x --python /no/python
+expect 2 "regular expression" bench ops --filter '(' --seconds 0.01
+expect 2 "must match a row" bench ops --filter 'no such row'
+expect 2 "0.001 to 60" bench ops --filter "$row" --seconds nan
+expect 1 "must be readable" bench ops --filter "$row" --seconds 0.01 --peers /no/script
+expect 1 "a line" bench ops --filter "$row" --seconds 0.01 --peers "$0" --python /no/python
+if "$program" kernels >/dev/full 2>/dev/null; then
+  echo "mlxtape kernels > /dev/full: exit 0, want 1"
+  failures=$((failures + 1))
+fi
 exit $((failures > 0))

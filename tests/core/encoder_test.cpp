@@ -98,6 +98,33 @@ TEST_F(Encoder, AFailingKernelIsNamedAndTheEncoderGoesOn) {
   EXPECT_NO_THROW(ops::softmax(*encoder, a));
 }
 
+TEST_F(Encoder, WhateverAKernelDoesIsAnErrorWithItsName) {
+  KernelRegistry& registry = KernelRegistry::instance();
+  registry.add(Backend::kCpu, "user_throws_int", [](const KernelCall&) { throw 42; });
+  registry.add(
+      Backend::kCpu, "user_bad_workspace", [](const KernelCall&) {},
+      [](const void*) -> std::size_t { throw 42; });
+  registry.add(
+      Backend::kCpu, "user_calls_back",
+      [](const KernelCall& call) {
+        const_cast<CommandEncoder*>(static_cast<const CommandEncoder*>(call.state))->commit();
+      },
+      nullptr, encoder.get());
+  const Tensor a = filled(5, 3);
+  for (const char* name : {"user_throws_int", "user_bad_workspace", "user_calls_back"}) {
+    try {
+      encoder->dispatch(registry.find(Backend::kCpu, name), 0, {a}, {a});
+      ADD_FAILURE() << name;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find(name), std::string::npos) << e.what();
+    }
+  }
+  EXPECT_THROW(encoder->dispatch(user_kernel(), ScaleArgs{2, 5},
+                                 {a, a, a, a, a, a, a, a, a, a, a, a, a, a, a, a}, {a}),
+               Error);
+  EXPECT_NO_THROW(encoder->dispatch(user_kernel(), ScaleArgs{2, 5}, {a}, {a}));
+}
+
 TEST_F(Encoder, ATensorWithoutMemoryIsRefused) {
   const Tensor a = filled(4, 1);
   const Tensor meta = Tensor::meta({4});

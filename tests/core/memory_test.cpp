@@ -118,6 +118,14 @@ TEST_F(Memory, TheLimitIsAnErrorAndEverythingStaysUsable) {
   EXPECT_NO_THROW(pool.allocate(100000));
 }
 
+TEST_F(Memory, ALimitHoldsForWhatIsCachedToo) {
+  pool.allocate(1 << 16);
+  pool.set_limit(1 << 10);
+  EXPECT_EQ(pool.stats().cached, 0U);
+  EXPECT_EQ(code_of(1 << 16), Errc::kOutOfMemory);
+  pool.set_limit(0);
+}
+
 TEST_F(Memory, ASystemWithoutMemoryIsAnErrorToo) {
   const Buffer a = pool.allocate(700 << 10);
   EXPECT_EQ(code_of(500 << 10), Errc::kOutOfMemory);
@@ -186,6 +194,7 @@ TEST(Buffer, ForeignMemoryIsUsedInPlaceAndLetGoOnce) {
   EXPECT_EQ(released, 1);
   EXPECT_EQ(values[3], 9);
   EXPECT_THROW(Tensor::wrap(static_cast<float*>(nullptr), {2}), Error);
+  EXPECT_EQ(Tensor::wrap(static_cast<float*>(nullptr), {0, 4}).size(), 0);
   auto* odd = reinterpret_cast<float*>(reinterpret_cast<char*>(values) + 1);
   EXPECT_THROW(Tensor::wrap(odd, {2}), Error);
 }

@@ -97,6 +97,13 @@ TEST_F(Threads, AnExceptionReachesTheCallerAndThePoolGoesOn) {
   }
 }
 
+TEST_F(Threads, AfterAnExceptionTheOtherTasksAreNotEvenCounted) {
+  set_threads(3);
+  EXPECT_THROW(
+      parallel_for(std::int64_t{1} << 62, [](std::int64_t) { throw std::runtime_error("stop"); }),
+      std::runtime_error);
+}
+
 TEST_F(Threads, BadCountsAreRefused) {
   EXPECT_THROW(set_threads(-1), Error);
   EXPECT_THROW(set_threads(5000), Error);

@@ -8,14 +8,17 @@
 //                    kernel's name.
 //
 // Threads    Every member may be called from any thread at any time; calls on one encoder are
-//            ordered one after the other. Encoders of one device work side by side.
+//            ordered one after the other. Encoders of one device work side by side. A kernel must
+//            not call the encoder that runs it: that is an error.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "mlxtape/core/device.h"
 #include "mlxtape/core/registry.h"
@@ -54,7 +57,7 @@ class CommandEncoder {
   void download(const Tensor& from, void* host, std::size_t bytes);
 
   // Runs a kernel. The order of in and out is the kernel's contract; args is copied. A tensor
-  // that is not on this encoder's device is an error.
+  // that is not on this encoder's device is an error, and so are more than 16 in all.
   template <class Args>
   void dispatch(const Kernel& kernel, const Args& args, std::initializer_list<TensorRef> in,
                 std::initializer_list<TensorRef> out) {
@@ -90,8 +93,11 @@ class CommandEncoder {
            std::initializer_list<TensorRef> out);
   void check_transfer(const Tensor& t, std::size_t bytes, const char* what) const;
 
+  class Lock;
+
   Device* device_;
   mutable std::mutex mutex_;
+  mutable std::atomic<std::thread::id> holder_{};  // of the mutex
   EncoderCounters counters_;
   std::shared_ptr<Trace> trace_;
   bool launching_ = true;

@@ -11,7 +11,8 @@
 //
 // Threads    Every function may be called from any thread at any time. While one host thread is
 //            inside parallel_for, a second one's call (and a nested call) runs on the thread that
-//            made it. After fork() the child starts its own workers on first use.
+//            made it. After fork() the child starts its own workers on first use; as with every
+//            library that locks, no other thread may be inside mlxtape when fork is called.
 #pragma once
 
 #include <cstdint>

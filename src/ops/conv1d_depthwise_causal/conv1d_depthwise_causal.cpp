@@ -143,6 +143,9 @@ Check conv1d_depthwise_causal_step_check(const Tensor& x, const Tensor& w, const
                  "state must be contiguous, for it is changed in place, got strides " +
                      to_string(state.strides()));
   }
+  if (x.has_memory() && x.buffer().address() == state.buffer().address()) {
+    return wrong(Errc::kArgument, "state is changed in place: x must lie in another buffer");
+  }
   return std::nullopt;
 }
 

@@ -39,8 +39,9 @@ Expected oracle(const Problem& p, const Values& x) {
     const double* row = x.data() + r * p.experts;
     std::vector<std::size_t> order(static_cast<std::size_t>(p.experts));
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-      return std::isnan(row[b]) ? !std::isnan(row[a]) : row[a] > row[b];
+    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      if (std::isnan(row[a]) != std::isnan(row[b])) return std::isnan(row[b]);
+      return row[a] > row[b] || (!(row[a] < row[b]) && a < b);
     });
     order.resize(static_cast<std::size_t>(p.full ? p.experts : p.k));
     const double m = row[order[0]];

@@ -96,12 +96,13 @@ HWY_INLINE float reference(const T* x, std::size_t n) {
   return row_max(DF(), x, std::min(n, kSample));
 }
 
-// A block's exponentials and their sum. m is a reference from among them, so the sum is at least 1.
+// A block's exponentials and their sum. m is a reference from among them, so the sum is at least 1,
+// unless it is −inf, which exp_block cannot work with.
 template <bool kStream, class T>
 HWY_INLINE BlockSum sum_block(DF d, const T* x, std::size_t n, float m, float* e,
                               std::size_t lead) {
   float sum = exp_block<kStream>(d, x, n, m, e, lead);
-  if (!(sum >= 0.5F && sum < 0x1p40F)) {
+  if (!(m > -INFINITY && sum >= 0.5F && sum < 0x1p40F)) {
     m = row_max(d, x, n);
     sum = exp_block<kStream>(d, x, n, m, e, lead);
   }

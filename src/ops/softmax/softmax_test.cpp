@@ -165,6 +165,12 @@ TEST_P(Softmax, BlocksFarFromEachOther) {
   const auto padded = [](std::int64_t c) {
     return c < 100 ? -INFINITY : -200;
   };
+  const auto padded_near_zero = [](std::int64_t c) {
+    return c < 100 ? -INFINITY : 0;
+  };
+  const auto one_number = [](std::int64_t c) {
+    return c == 1900 ? 0 : -INFINITY;
+  };
   const auto masked_even = [](std::int64_t c) {
     return c / 2048 % 2 == 0 ? -INFINITY : 0;
   };
@@ -178,8 +184,8 @@ TEST_P(Softmax, BlocksFarFromEachOther) {
   const auto low = [](std::int64_t c) {
     return c < 2048 ? 0.0 : c % 2048 < 64 ? -98.0 : -80.0;
   };
-  const std::function<double(std::int64_t)> kinds[] = {padded, masked_even, masked_odd, rising,
-                                                       low};
+  const std::function<double(std::int64_t)> kinds[] = {padded, masked_even,      masked_odd, rising,
+                                                       low,    padded_near_zero, one_number};
   for (const DType dtype : kTypes) {
     for (const std::int64_t cols : {2047, 5003, 250007}) {
       if (cols > 5003 && dtype != DType::kF32) continue;  // in f32 it is cut over threads

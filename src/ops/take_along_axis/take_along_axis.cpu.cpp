@@ -209,9 +209,12 @@ void forward(const ForwardArgs& a, const T* x, const void* index, T* y) {
 
 // ---- backward, rows ----
 
-// axis is the last of x, no axis of x is broadcast, and a row is short or has few indices.
+// axis is the last of x, no axis of x is broadcast, and a row is short or has few indices. With one
+// index a row, axis itself is not summed along, and a broadcast axis may stand in its place.
 bool in_rows(const BackwardArgs& a) {
-  return a.width == 1 && a.rank <= 1 && a.sum_rank == 1 &&
+  const bool dy_in_rows = (a.sum_n[0] <= 1 || a.sum_dy[0] == 1) &&
+                          (a.rank == 0 || a.n[0] <= 1 || a.dy[0] == a.sum_n[0]);
+  return a.width == 1 && a.rank <= 1 && a.sum_rank == 1 && dy_in_rows &&
          (a.length <= kRoom || a.sum_n[0] <= kHits);
 }
 

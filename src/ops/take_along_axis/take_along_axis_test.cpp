@@ -274,7 +274,10 @@ TEST_P(TakeAlongAxis, MatchesOracleOnEveryAxisAndBroadcast) {
     check({1, 6, 5}, {4, 3, 1}, 1, dtype, strays);  // both ways at once
     check({6, 5, 1}, {3, 1, 4}, 0, dtype, strays);
     check({3, 1, 6, 1}, {1, 4, 3, 5}, 2, dtype, strays);
-    check({70, 1}, {70, 9}, 1, dtype, strays);  // C = 1
+    check({70, 1}, {70, 9}, 1, dtype, strays);      // C = 1
+    check({1, 5, 7}, {4, 5, 1}, 2, dtype, strays);  // one index a row, x along another axis
+    check({1, 3, 3, 4}, {3, 3, 3, 1}, 3, dtype, strays);
+    check({3, 1, 7}, {3, 4, 1}, 2, dtype, strays);
     check({1, 1}, {1, 1}, 0, dtype);
   }
 }
