@@ -1,6 +1,6 @@
 # The front door. Needs make and sh; scripts/setup.sh brings the rest.
 .DEFAULT_GOAL := build
-.PHONY: build test test-sanitize test-clang test-faults demo bench lint format docs clean help setup setup-lint
+.PHONY: build test test-sanitize test-clang test-faults demo bench gpu-package lint format docs clean help setup setup-lint
 
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTHON ?= python3
@@ -52,6 +52,12 @@ bench: setup build/release/build.ninja  ## time the ops, beside PyTorch or MLX i
 	  echo 'bench: $(PYTHON) has neither torch nor mlx, so no peers to compare with'; \
 	fi; \
 	set -x; build/release/bin/mlxtape bench ops "$$@" $(ARGS)
+
+gpu-package: setup build/cuda/build.ninja  ## tests and benchmark for a machine with an NVIDIA GPU, in build/gpu-package
+	cmake --build --preset cuda -j $(JOBS)
+	mkdir -p build/gpu-package
+	cp build/cuda/bin/op_tests build/cuda/bin/unit_tests build/cuda/bin/mlxtape scripts/gpu_check.sh build/gpu-package
+	strip build/gpu-package/op_tests build/gpu-package/unit_tests build/gpu-package/mlxtape
 
 lint: setup-lint build/release/build.ninja  ## check layout, bugs, layers, tree and that headers stand alone
 	JOBS=$(JOBS) scripts/lint.sh

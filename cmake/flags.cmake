@@ -29,3 +29,7 @@ else()
   # A program then needs libc alone and starts on machines with other system libraries.
   target_link_options(mlxtape_flags INTERFACE -static-libstdc++ -static-libgcc)
 endif()
+# No kernel may have a stack frame: what is spilled there costs more than it spares.
+target_compile_options(mlxtape_flags INTERFACE
+  "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-Xptxas=-warn-lmem-usage,-warn-spills,-Werror>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>")

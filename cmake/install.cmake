@@ -1,6 +1,6 @@
 # `cmake --install`: the archive, the public headers, the program, and how CMake and pkg-config find
 # them. What the library is made of (Highway, the layers' object libraries, our flags) stays inside:
-# a user's build needs threads and a C++20 compiler, nothing else.
+# a user's build needs threads, a C++20 compiler and, if the library has CUDA kernels, the CUDA runtime.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS mlxtape EXPORT mlxtapeTargets
@@ -26,6 +26,10 @@ install(FILES ${CMAKE_BINARY_DIR}/generated/mlxtapeConfig.cmake
 set(pc_dir ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH pc_libdir ${pc_dir} ${CMAKE_INSTALL_FULL_LIBDIR})
 file(RELATIVE_PATH pc_includedir ${pc_dir} ${CMAKE_INSTALL_FULL_INCLUDEDIR})
+set(pc_cuda "")
+if(MLXTAPE_CUDA)
+  set(pc_cuda " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
+endif()
 file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/generated/mlxtape.pc @ONLY CONTENT
 "libdir=\${pcfiledir}/@pc_libdir@
 includedir=\${pcfiledir}/@pc_includedir@
@@ -33,7 +37,7 @@ includedir=\${pcfiledir}/@pc_includedir@
 Name: mlxtape
 Description: @PROJECT_DESCRIPTION@
 Version: @PROJECT_VERSION@
-Libs: -L\${libdir} -lmlxtape -pthread
+Libs: -L\${libdir} -lmlxtape@pc_cuda@ -pthread
 Cflags: -I\${includedir} -pthread
 ")
 install(FILES ${CMAKE_BINARY_DIR}/generated/mlxtape.pc

@@ -3,14 +3,21 @@
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS src/ops/ops.list)
 file(STRINGS src/ops/ops.list MLXTAPE_OPS REGEX "^[a-z]")
 set(MLXTAPE_BACKENDS cpu)
+if(MLXTAPE_CUDA)
+  list(APPEND MLXTAPE_BACKENDS cuda)
+endif()
 
 set(op_sources "")
+set(op_cuda_sources "")
 set(op_tests "")
 set(declarations "")
 set(calls "")
 foreach(op IN LISTS MLXTAPE_OPS)
   set(folder ${CMAKE_SOURCE_DIR}/src/ops/${op})
   list(APPEND op_sources ${folder}/${op}.cpp ${folder}/${op}.cpu.cpp)
+  if(MLXTAPE_CUDA)
+    list(APPEND op_cuda_sources ${folder}/${op}.cu)
+  endif()
   list(APPEND op_tests ${folder}/${op}_test.cpp)
   foreach(backend IN LISTS MLXTAPE_BACKENDS)
     string(APPEND declarations "void register_${op}_${backend}(KernelRegistry& registry);\n")
@@ -32,11 +39,16 @@ set(device_calls "")
 set(memory_calls "")
 foreach(backend IN LISTS MLXTAPE_BACKENDS)
   string(APPEND device_declarations
-         "namespace ${backend} {\nvoid register_${backend}_devices(std::vector<Device*>& devices);\n"
+         "namespace ${backend} {\nvoid register_${backend}_devices(std::vector<Device*>& devices,\n"
+         "                              std::vector<AbsentDevice>& absent);\n"
          "void register_memory_kernels(KernelRegistry& registry);\n}\n")
-  string(APPEND device_calls "  ${backend}::register_${backend}_devices(devices);\n")
+  string(APPEND device_calls "  ${backend}::register_${backend}_devices(devices, absent);\n")
   string(APPEND memory_calls "  ${backend}::register_memory_kernels(registry);\n")
 endforeach()
+if(NOT MLXTAPE_CUDA)
+  string(APPEND device_calls "  absent.push_back({Backend::kCuda, \"this build has no CUDA backend: "
+         "cmake --preset cuda makes one that has\"});\n")
+endif()
 set(MLXTAPE_REGISTER_ALL ${CMAKE_BINARY_DIR}/generated/register_all.cpp)
 file(CONFIGURE OUTPUT ${MLXTAPE_REGISTER_ALL} CONTENT
 "// Generated from src/ops/ops.list.
@@ -49,7 +61,7 @@ ${device_declarations}
 void register_all_kernels(KernelRegistry& registry) {
 ${memory_calls}${calls}}
 
-void register_all_devices(std::vector<Device*>& devices) {
+void register_all_devices(std::vector<Device*>& devices, std::vector<AbsentDevice>& absent) {
 ${device_calls}}
 }  // namespace mlxtape
 ")

@@ -24,12 +24,18 @@ using namespace mlxtape;
 void info() {
   std::printf("mlxtape %s (%s)\n", MLXTAPE_VERSION, MLXTAPE_COMMIT);
   for (Device* device : Device::all()) {
-    std::printf("%s\n  %.1f GiB memory, %d cores, %d threads used, instruction sets:",
-                device->name().c_str(),
+    const bool is_cpu = device->backend() == Backend::kCpu;
+    std::printf("%s\n  %.1f GiB memory, %d %s", device->name().c_str(),
                 static_cast<double>(device->limits().memory_bytes) / (1024.0 * 1024 * 1024),
-                device->limits().compute_units, threads());
-    for (const std::string& target : cpu::available_targets()) std::printf(" %s", target.c_str());
+                device->limits().compute_units, is_cpu ? "cores" : "multiprocessors");
+    if (is_cpu) {
+      std::printf(", %d threads used, instruction sets:", threads());
+      for (const std::string& target : cpu::available_targets()) std::printf(" %s", target.c_str());
+    }
     std::printf("\n  %zu kernels\n", KernelRegistry::instance().names(device->backend()).size());
+  }
+  for (const AbsentDevice& absent : Device::absent()) {
+    std::printf("%s: none, %s\n", name_of(absent.backend), absent.reason.c_str());
   }
 }
 
@@ -89,6 +95,10 @@ int run(int argc, char** argv) {
         const double seconds = std::atof(text.c_str());
         return seconds >= 0.001 && seconds <= 60 ? "" : "must be from 0.001 to 60, got " + text;
       });
+  std::string device = "cpu";
+  bench_ops->add_option("--device", device, "what to measure: cpu or cuda")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"cpu", "cuda"}));
   CLI::App* selftest_command = app.add_subcommand(
       "selftest", "check every kernel on this machine against its formula in double precision");
   std::string test_filter = "*";
@@ -124,7 +134,10 @@ int run(int argc, char** argv) {
   if (*info_command) info();
   if (*kernels_command) list_kernels();
 #ifdef MLXTAPE_HAS_CASES
-  if (*bench_ops) bench::run_ops(Device::cpu(), config, std::cout);
+  if (*bench_ops) {
+    Device& measured = Device::find(device == "cuda" ? Backend::kCuda : Backend::kCpu);
+    bench::run_ops(measured, config, std::cout);
+  }
   if (*selftest_command) return selftest(test_filter);
 #endif
   return 0;

@@ -1,6 +1,7 @@
 #include "mlxtape/core/device.h"
 
 #include "mlxtape/base/checked.h"
+#include "mlxtape/core/encoder.h"
 
 namespace mlxtape {
 
@@ -21,15 +22,27 @@ std::size_t bytes_or_throw(const Shape& shape, DType dtype) {
 
 }  // namespace
 
-const std::vector<Device*>& Device::all() {
+namespace {
+
+struct Found {
+  std::vector<Device*> devices;
+  std::vector<AbsentDevice> absent;
+};
+
+const Found& found() {
   // Never destroyed, as the devices in it are not.
-  static const std::vector<Device*>* const devices = [] {
-    auto found = std::make_unique<std::vector<Device*>>();
-    register_all_devices(*found);
-    return found.release();
+  static const Found* const all = [] {
+    auto list = std::make_unique<Found>();
+    register_all_devices(list->devices, list->absent);
+    return list.release();
   }();
-  return *devices;
+  return *all;
 }
+
+}  // namespace
+
+const std::vector<Device*>& Device::all() { return found().devices; }
+const std::vector<AbsentDevice>& Device::absent() { return found().absent; }
 
 Device& Device::cpu() { return *all().front(); }
 
@@ -39,8 +52,16 @@ Device& Device::find(Backend backend) {
     if (device->backend() == backend) return *device;
     names += (names.empty() ? "" : ", ") + device->name();
   }
+  for (const AbsentDevice& absent : Device::absent()) {
+    if (absent.backend == backend) names += "; " + absent.reason;
+  }
   throw Error(Errc::kDevice, std::string("device: ") + name_of(backend) +
                                  " must exist on this machine, got only " + names);
+}
+
+std::unique_ptr<CommandEncoder> Device::make_encoder_on(void*) {
+  throw Error(Errc::kDevice,
+              "device: an encoder for a queue needs a device with queues, got " + name());
 }
 
 // A tensor without elements still belongs to its device, so it holds the smallest block.

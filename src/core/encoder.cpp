@@ -4,6 +4,7 @@
 #include <exception>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "core/memory_kernels.h"
 
@@ -14,6 +15,8 @@ namespace {
 constexpr std::size_t kMostTensors = 16;
 
 constinit const KernelHandle kCopy("copy");
+constinit const KernelHandle kZero("zero");
+constinit const KernelHandle kMove("move");
 
 DType unsigned_of_size(std::size_t bytes) {
   switch (bytes) {
@@ -48,7 +51,7 @@ class CommandEncoder::Lock {
   const CommandEncoder& encoder_;
 };
 
-void CommandEncoder::run(const Kernel& kernel, const void* args,
+void CommandEncoder::run(const Kernel& kernel, const void* args, std::size_t args_bytes,
                          std::initializer_list<TensorRef> in,
                          std::initializer_list<TensorRef> out) {
   std::array<void*, kMostTensors> addresses{};
@@ -73,19 +76,27 @@ void CommandEncoder::run(const Kernel& kernel, const void* args,
   Buffer workspace;
   const Lock lock(*this);
   ++counters_.dispatches;
-  const Trace::Clock::time_point start = trace_ ? Trace::Clock::now() : Trace::Clock::time_point();
   try {
     if (kernel.workspace != nullptr) {
       const std::size_t bytes = kernel.workspace(args);
       if (bytes != 0) workspace = device_->memory().allocate(bytes);
     }
     if (!launching_) return;
-    launch(kernel, {{addresses.data(), in.size()},
-                    {addresses.data() + in.size(), out.size()},
-                    args,
-                    workspace.address(),
-                    nullptr,
-                    kernel.state});
+    if (recording_) {
+      for (const auto& list : {in, out}) {
+        for (const Tensor& t : list) recorded_memory_.push_back(t.buffer());
+      }
+      if (workspace) recorded_memory_.push_back(workspace);
+      ++recorded_nodes_;
+    }
+    const KernelCall call{{addresses.data(), in.size()},
+                          {addresses.data() + in.size(), out.size()},
+                          args,
+                          args_bytes,
+                          workspace.address(),
+                          nullptr,
+                          kernel.state};
+    trace_ && !recording_ ? launch_traced(kernel, call, *trace_) : launch(kernel, call);
   } catch (const Error& e) {
     throw Error(e.code(), kernel.name + ": " + e.what());
   } catch (const std::exception& e) {
@@ -93,17 +104,64 @@ void CommandEncoder::run(const Kernel& kernel, const void* args,
   } catch (...) {
     throw Error(Errc::kBackend, kernel.name + ": the kernel must not fail, got an exception");
   }
-  if (trace_) trace_->add(kernel.name, name_of(backend()), start, Trace::Clock::now());
+}
+
+void CommandEncoder::launch_traced(const Kernel& kernel, const KernelCall& call, Trace& trace) {
+  const Trace::Clock::time_point start = Trace::Clock::now();
+  launch(kernel, call);
+  trace.add(kernel.name, name_of(backend()), start, Trace::Clock::now());
+}
+
+void CommandEncoder::check_not_recording(const char* what) const {
+  if (recording_) {
+    throw Error(
+        Errc::kArgument,
+        std::string("encoder: between begin_capture and end_capture kernels alone, got ") + what);
+  }
+}
+
+void CommandEncoder::begin_capture() {
+  const Lock lock(*this);
+  check_not_recording("begin_capture");
+  submit();
+  start_recording();
+  recording_ = true;
+}
+
+std::unique_ptr<Graph> CommandEncoder::end_capture() {
+  const Lock lock(*this);
+  if (!recording_) throw Error(Errc::kArgument, "encoder: end_capture needs a begin_capture first");
+  recording_ = false;
+  std::vector<Buffer> memory = std::exchange(recorded_memory_, {});
+  const std::size_t nodes = std::exchange(recorded_nodes_, 0);
+  std::unique_ptr<Graph> graph = finish_recording();
+  graph->device_ = device_;
+  graph->nodes_ = nodes;
+  graph->memory_ = std::move(memory);
+  return graph;
+}
+
+void CommandEncoder::replay(const Graph& graph) {
+  if (&graph.device() != device_) {
+    throw Error(Errc::kDevice, "encoder: a graph runs on the device it was captured on, " +
+                                   graph.device().name() + ", got " + device_->name());
+  }
+  const Lock lock(*this);
+  check_not_recording("replay");
+  counters_.dispatches += graph.nodes();
+  if (launching_) run_graph(graph);
 }
 
 void CommandEncoder::commit() {
   const Lock lock(*this);
+  check_not_recording("commit");
   ++counters_.commits;
   submit();
 }
 
 void CommandEncoder::commit_and_wait() {
   const Lock lock(*this);
+  check_not_recording("commit_and_wait");
   ++counters_.commits;
   ++counters_.waits;
   submit();
@@ -125,6 +183,12 @@ void CommandEncoder::set_launching(bool on) {
   launching_ = on;
 }
 
+Tensor CommandEncoder::zeros(Shape shape, DType dtype) {
+  Tensor t = empty(shape, dtype);
+  if (t.size() != 0) dispatch(kZero, DType::kU8, BytesArgs{t.bytes()}, {}, {t});
+  return t;
+}
+
 Tensor CommandEncoder::contiguous(const Tensor& t) {
   if (t.is_contiguous()) return t;
   CopyArgs args{t.rank(), {}, {}};
@@ -135,6 +199,16 @@ Tensor CommandEncoder::contiguous(const Tensor& t) {
   Tensor copy = empty(t.shape(), t.dtype());
   dispatch(kCopy, unsigned_of_size(size_of(t.dtype())), args, {t}, {copy});
   return copy;
+}
+
+void CommandEncoder::copy(const Tensor& from, const Tensor& to) {
+  if (!from.is_contiguous() || !to.is_contiguous() || !(from.shape() == to.shape()) ||
+      from.dtype() != to.dtype()) {
+    throw Error(Errc::kShape, "copy: two contiguous tensors of one type and shape, got " +
+                                  to_string(from.shape()) + " " + name_of(from.dtype()) + " and " +
+                                  to_string(to.shape()) + " " + name_of(to.dtype()));
+  }
+  if (to.size() != 0) dispatch(kMove, DType::kU8, BytesArgs{to.bytes()}, {from}, {to});
 }
 
 void CommandEncoder::check_transfer(const Tensor& t, std::size_t bytes, const char* what) const {
@@ -152,12 +226,14 @@ void CommandEncoder::check_transfer(const Tensor& t, std::size_t bytes, const ch
 void CommandEncoder::upload(const void* host, std::size_t bytes, const Tensor& to) {
   check_transfer(to, bytes, "upload");
   const Lock lock(*this);
+  check_not_recording("upload");
   if (bytes != 0) copy_in(host, to.data(), bytes);
 }
 
 void CommandEncoder::download(const Tensor& from, void* host, std::size_t bytes) {
   check_transfer(from, bytes, "download");
   const Lock lock(*this);
+  check_not_recording("download");
   submit();
   wait();
   if (bytes != 0) copy_out(from.data(), host, bytes);

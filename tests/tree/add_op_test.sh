@@ -52,7 +52,7 @@ if command -v ccache >/dev/null 2>&1; then
 else
   launcher=
 fi
-cmake -S "$copy" -B "$work/build" -G Ninja -DCMAKE_CXX_COMPILER="$cxx" \
+cmake -S "$copy" -B "$work/build" -G Ninja -DCMAKE_CXX_COMPILER="$cxx" -DMLXTAPE_CUDA=OFF \
   -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" -DCMAKE_BUILD_TYPE=Debug \
   -DCMAKE_CXX_FLAGS_DEBUG="-O0 -DHWY_COMPILE_ONLY_STATIC" >"$work/configure.log" ||
   fail "does not configure with the new op"

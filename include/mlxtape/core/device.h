@@ -22,6 +22,12 @@ struct DeviceLimits {
   bool host_visible = false;     // can the host read and write its memory in place?
 };
 
+// A backend that this machine or this build has no device of, and why.
+struct AbsentDevice {
+  Backend backend;
+  std::string reason;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -30,7 +36,8 @@ class Device {
   // encoder does.
   static const std::vector<Device*>& all();
   static Device& cpu();
-  static Device& find(Backend backend);  // throws kDevice, naming what exists
+  static Device& find(Backend backend);  // throws kDevice, naming what exists and why not this
+  static const std::vector<AbsentDevice>& absent();
 
   virtual Backend backend() const = 0;
   virtual const std::string& name() const = 0;  // "cpu: Intel(R) Xeon(R) ..."
@@ -38,13 +45,17 @@ class Device {
   virtual MemoryPool& memory() = 0;
   virtual std::unique_ptr<CommandEncoder> make_encoder() = 0;
 
+  // An encoder that works on a queue of another library (a cudaStream_t), in order with what is
+  // put there by others. The queue must outlive it. Throws kDevice where there are no queues.
+  virtual std::unique_ptr<CommandEncoder> make_encoder_on(void* queue);
+
   // Zero-filled memory; at least one byte.
   Buffer allocate(std::size_t bytes) { return memory().allocate_zeroed(bytes); }
   Tensor zeros(Shape shape, DType dtype);
   Tensor empty(Shape shape, DType dtype);  // contents undefined
 };
 
-// Generated from the backends in the build: appends each backend's devices.
-void register_all_devices(std::vector<Device*>& devices);
+// Generated from the backends in the build: appends each backend's devices, or why it has none.
+void register_all_devices(std::vector<Device*>& devices, std::vector<AbsentDevice>& absent);
 
 }  // namespace mlxtape

@@ -6,6 +6,8 @@
 //                    library may rely on it; cheap.
 //   commit_and_wait  returns when it is done. A failure on the device surfaces here, with the
 //                    kernel's name.
+//   begin_capture    from here to end_capture kernels are not run but recorded, with the memory
+//                    they use, as a Graph. replay runs it again and again at the cost of one call.
 //
 // Threads    Every member may be called from any thread at any time; calls on one encoder are
 //            ordered one after the other. Encoders of one device work side by side. A kernel must
@@ -19,6 +21,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "mlxtape/core/device.h"
 #include "mlxtape/core/registry.h"
@@ -35,6 +38,21 @@ struct EncoderCounters {
   std::uint64_t waits = 0;
 };
 
+// Kernels with their arguments and the memory they use, which stays theirs as long as the graph
+// lives. The tensors' contents are what they are at each replay.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  std::size_t nodes() const { return nodes_; }
+  Device& device() const { return *device_; }
+
+ private:
+  friend class CommandEncoder;
+  Device* device_ = nullptr;
+  std::size_t nodes_ = 0;
+  std::vector<Buffer> memory_;
+};
+
 class CommandEncoder {
  public:
   virtual ~CommandEncoder() = default;
@@ -46,10 +64,13 @@ class CommandEncoder {
 
   Tensor empty(Shape shape, DType dtype) { return device_->empty(shape, dtype); }
   Tensor empty_like(const Tensor& t) { return device_->empty(t.shape(), t.dtype()); }
-  Tensor zeros(Shape shape, DType dtype) { return device_->zeros(shape, dtype); }
+  Tensor zeros(Shape shape, DType dtype);
 
   // t itself if it is contiguous, else a contiguous copy.
   Tensor contiguous(const Tensor& t);
+
+  // The bytes of one contiguous tensor into another of the same type and shape.
+  void copy(const Tensor& from, const Tensor& to);
 
   // Host memory -> tensor and back; the tensor must be contiguous and the sizes equal.
   // download waits for the work before it.
@@ -61,16 +82,22 @@ class CommandEncoder {
   template <class Args>
   void dispatch(const Kernel& kernel, const Args& args, std::initializer_list<TensorRef> in,
                 std::initializer_list<TensorRef> out) {
-    run(kernel, &args, in, out);
+    run(kernel, &args, sizeof(Args), in, out);
   }
   template <class Args>
   void dispatch(const KernelHandle& handle, DType dtype, const Args& args,
                 std::initializer_list<TensorRef> in, std::initializer_list<TensorRef> out) {
-    run(handle.get(backend(), dtype), &args, in, out);
+    run(handle.get(backend(), dtype), &args, sizeof(Args), in, out);
   }
 
   void commit();
   void commit_and_wait();
+
+  // Between the two, kernels alone: what would wait or copy is an error. end_capture after a failure
+  // in between throws, and the encoder is as before.
+  void begin_capture();
+  std::unique_ptr<Graph> end_capture();
+  void replay(const Graph& graph);  // counts its nodes as dispatches
 
   EncoderCounters counters() const;
   void set_trace(std::shared_ptr<Trace> trace);  // null stops tracing
@@ -83,14 +110,19 @@ class CommandEncoder {
 
   // What a backend does; called with the encoder locked.
   virtual void launch(const Kernel& kernel, const KernelCall& call) = 0;
+  virtual void launch_traced(const Kernel& kernel, const KernelCall& call, Trace& trace);
   virtual void submit() = 0;
   virtual void wait() = 0;
   virtual void copy_in(const void* host, void* device, std::size_t bytes) = 0;
   virtual void copy_out(const void* device, void* host, std::size_t bytes) = 0;
+  virtual void start_recording() = 0;
+  virtual std::unique_ptr<Graph> finish_recording() = 0;  // null: what came between cannot be one
+  virtual void run_graph(const Graph& graph) = 0;
 
  private:
-  void run(const Kernel& kernel, const void* args, std::initializer_list<TensorRef> in,
-           std::initializer_list<TensorRef> out);
+  void run(const Kernel& kernel, const void* args, std::size_t args_bytes,
+           std::initializer_list<TensorRef> in, std::initializer_list<TensorRef> out);
+  void check_not_recording(const char* what) const;
   void check_transfer(const Tensor& t, std::size_t bytes, const char* what) const;
 
   class Lock;
@@ -101,6 +133,9 @@ class CommandEncoder {
   EncoderCounters counters_;
   std::shared_ptr<Trace> trace_;
   bool launching_ = true;
+  bool recording_ = false;
+  std::vector<Buffer> recorded_memory_;
+  std::size_t recorded_nodes_ = 0;
 };
 
 }  // namespace mlxtape

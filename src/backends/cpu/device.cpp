@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <thread>
 
+#include "mlxtape/base/checked.h"
 #include "mlxtape/core/device.h"
 #include "mlxtape/core/encoder.h"
 
@@ -69,12 +71,45 @@ std::string processor_name() {
   return "unknown processor";
 }
 
+// Launches as they were given, arguments copied.
+struct CpuGraph final : Graph {
+  struct Node {
+    const Kernel* kernel;
+    KernelCall call;
+    std::vector<void*> addresses;
+    std::vector<std::max_align_t> args;
+  };
+  std::vector<Node> list;
+
+  void add(const Kernel& kernel, const KernelCall& call) {
+    Node node{&kernel, call, {}, {}};
+    node.addresses.assign(call.in.begin(), call.in.end());
+    node.addresses.insert(node.addresses.end(), call.out.begin(), call.out.end());
+    node.args.resize(ceil_div(static_cast<std::int64_t>(call.args_bytes),
+                              static_cast<std::int64_t>(sizeof(std::max_align_t))));
+    std::memcpy(node.args.data(), call.args, call.args_bytes);
+    list.push_back(std::move(node));
+  }
+
+  void run() const {
+    for (const Node& node : list) {
+      KernelCall call = node.call;
+      call.in = {node.addresses.data(), call.in.size()};
+      call.out = {node.addresses.data() + call.in.size(), call.out.size()};
+      call.args = node.args.data();
+      node.kernel->fn(call);
+    }
+  }
+};
+
 class CpuEncoder final : public CommandEncoder {
  public:
   explicit CpuEncoder(Device& device) : CommandEncoder(device) {}
 
  private:
-  void launch(const Kernel& kernel, const KernelCall& call) override { kernel.fn(call); }
+  void launch(const Kernel& kernel, const KernelCall& call) override {
+    recording_ ? recording_->add(kernel, call) : kernel.fn(call);
+  }
   void submit() override {}
   void wait() override {}
   void copy_in(const void* host, void* device, std::size_t bytes) override {
@@ -83,6 +118,11 @@ class CpuEncoder final : public CommandEncoder {
   void copy_out(const void* device, void* host, std::size_t bytes) override {
     std::memcpy(host, device, bytes);
   }
+  void start_recording() override { recording_ = std::make_unique<CpuGraph>(); }
+  std::unique_ptr<Graph> finish_recording() override { return std::move(recording_); }
+  void run_graph(const Graph& graph) override { static_cast<const CpuGraph&>(graph).run(); }
+
+  std::unique_ptr<CpuGraph> recording_;
 };
 
 class CpuDevice final : public Device {
@@ -111,7 +151,7 @@ class CpuDevice final : public Device {
 
 }  // namespace
 
-void register_cpu_devices(std::vector<Device*>& devices) {
+void register_cpu_devices(std::vector<Device*>& devices, std::vector<AbsentDevice>&) {
   devices.push_back(new CpuDevice);  // lives as long as the process: tensors may outlive statics
 }
 

@@ -3,6 +3,7 @@
 #include "core/memory_kernels.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "mlxtape/base/checked.h"
 #include "mlxtape/core/registry.h"
@@ -13,6 +14,7 @@ namespace mlxtape::cpu {
 namespace {
 
 constexpr std::int64_t kTaskElements = 16384;
+constexpr std::int64_t kTaskBytes = std::int64_t{1} << 20;
 
 template <class T>
 void copy(const KernelCall& call) {
@@ -42,9 +44,33 @@ void copy(const KernelCall& call) {
   });
 }
 
+// body(first byte, bytes) for each piece.
+template <class Body>
+void in_pieces(const KernelCall& call, const Body& body) {
+  const auto bytes = static_cast<std::int64_t>(call.as<BytesArgs>().bytes);
+  parallel_for(ceil_div(bytes, kTaskBytes), [&](std::int64_t task) {
+    const std::int64_t first = task * kTaskBytes;
+    body(first, static_cast<std::size_t>(std::min(kTaskBytes, bytes - first)));
+  });
+}
+
+void zero(const KernelCall& call) {
+  in_pieces(call, [to = call.output<char>(0)](std::int64_t first, std::size_t n) {
+    std::memset(to + first, 0, n);
+  });
+}
+
+void move(const KernelCall& call) {
+  in_pieces(call,
+            [from = call.input<char>(0), to = call.output<char>(0)](
+                std::int64_t first, std::size_t n) { std::memmove(to + first, from + first, n); });
+}
+
 }  // namespace
 
 void register_memory_kernels(KernelRegistry& registry) {
+  registry.add(Backend::kCpu, "zero_u8", zero);
+  registry.add(Backend::kCpu, "move_u8", move);
   registry.add(Backend::kCpu, "copy_u8", copy<std::uint8_t>);
   registry.add(Backend::kCpu, "copy_u16", copy<std::uint16_t>);
   registry.add(Backend::kCpu, "copy_u32", copy<std::uint32_t>);

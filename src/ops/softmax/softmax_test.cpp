@@ -133,6 +133,13 @@ TEST_P(Softmax, MatchesOracleForLongRows) {
   }
   check({1, 1000003}, -1, DType::kBF16);
   check({3, 1000003}, -1, DType::kF32);
+  check({2, 1000000}, -1, DType::kF32);
+  // More rows than are worked on at once, of the lengths that take 1, 2, 4 and 8 blocks of a GPU.
+  check({300, 12288}, -1, DType::kF32);
+  check({300, 20000}, -1, DType::kBF16);
+  check({140, 65536}, -1, DType::kF32);
+  check({70, 131072}, -1, DType::kF16);
+  check({34, 262144}, -1, DType::kF32);
 }
 
 TEST_P(Softmax, MatchesOracleOnEveryAxis) {

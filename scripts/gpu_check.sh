@@ -1,0 +1,43 @@
+#!/bin/bash
+# Proves the CUDA backend on the machine it runs on: tests, sanitizers, benchmark. `make gpu-package`
+# puts it into build/gpu-package beside the programs it needs; that folder runs on any Linux machine
+# with an NVIDIA driver and CUDA 13 tools.
+#
+#   ./gpu_check.sh [results.json]
+#
+# Exit 0 only if everything passed.
+set -uo pipefail
+cd "$(dirname "$0")"
+results=${1:-gpu-results.json}
+failed=()
+
+step() { # name, command ...
+  local name=$1 start=$SECONDS
+  shift
+  printf '\n==== %s\n' "$name"
+  if "$@"; then
+    printf '==== %s: ok after %d s\n' "$name" $((SECONDS - start))
+  else
+    failed+=("$name")
+    printf '==== %s: FAILED after %d s\n' "$name" $((SECONDS - start))
+  fi
+}
+
+export MLXTAPE_TEST_SECONDS=${MLXTAPE_TEST_SECONDS:-120}
+brief='--gtest_brief=1'
+step info ./mlxtape info
+step 'tests of the ops' ./op_tests $brief --gtest_filter='*/cuda'
+step 'tests of the backend' ./unit_tests $brief --gtest_filter='Cuda.*:*/cuda'
+# Shapes enough to reach every kernel; the long sweeps would take hours under these tools.
+reduced='*EveryShape*/cuda:*EveryAxis*/cuda:*Extreme*/cuda:*Random*/cuda:*Batches*/cuda'
+for tool in memcheck racecheck initcheck synccheck; do
+  step "$tool" env MLXTAPE_TEST_SECONDS=600 timeout 900 compute-sanitizer --tool $tool \
+    --error-exitcode 1 ./op_tests $brief --gtest_filter="$reduced"
+done
+step benchmark ./mlxtape bench ops --device cuda --seconds 0.2 --json "$results"
+
+if [ ${#failed[@]} != 0 ]; then
+  printf '\nFAILED: %s\n' "${failed[*]}"
+  exit 1
+fi
+printf '\nall passed in %d s; results in %s\n' "$SECONDS" "$results"

@@ -1,0 +1,46 @@
+// Launches with more shared memory than a block has by default, and in clusters.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#include "backends/cuda/device/ring.cuh"
+
+namespace mlxtape::cuda {
+
+// Of an H100 or H200. Grids and scratch memory follow from the shape alone, so that the order of
+// sums, and with it every bit, does not depend on the device.
+constexpr int kMultiprocessors = 132;
+constexpr int kSharedBytes = 227 * 1024;  // most that one block may have
+
+// cluster: consecutive blocks that may reach each other's shared memory; 1: none.
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), std::int64_t blocks, int threads, int shared, int cluster,
+            cudaStream_t stream, Args&&... args) {
+  if (shared > 32 * 1024) {  // 48 KiB, less what the kernel has of its own, needs no asking
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared);
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  config.attrs = &attribute;
+  config.numAttrs = cluster > 1 ? 1 : 0;
+  cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
+}
+
+// *p = v in the shared memory of another block of the cluster.
+__device__ __forceinline__ void store_in_peer(float* p, int peer, float v) {
+  unsigned address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(peer));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" : : "r"(address), "f"(v) : "memory");
+}
+
+}  // namespace mlxtape::cuda
