@@ -210,9 +210,8 @@ HWY_INLINE float exp_sum(const T* x, std::size_t experts, float m) {
     a = hn::Add(a, exp_for(d, T(), hn::Sub(x_a, vm)));
     b = hn::Add(b, exp_for(d, T(), hn::Sub(x_b, vm)));
   }
-  each_vector(x + whole, experts - whole, [&](std::size_t, VF v) HWY_ATTR {
-    a = hn::Add(a, exp_for(d, T(), hn::Sub(v, vm)));
-  });
+  each_vector(x + whole, experts - whole,
+              [&](std::size_t, VF v) HWY_ATTR { a = hn::Add(a, exp_for(d, T(), hn::Sub(v, vm))); });
   return sum_lanes(d, hn::Add(a, b));
 }
 

@@ -137,7 +137,7 @@ TEST(MoeRouteCheck, SaysWhatIsWrong) {
   const Tensor indices = Tensor::meta({4, 2}, DType::kU32);
   const Tensor scores = Tensor::meta({4, 2});
   const Tensor elsewhere = Tensor::meta({4, 2}, DType::kF32, Backend::kMetal);
-  const auto bwd = [&](ops::MoeRouteSaved saved, const Tensor& ds) {
+  const auto bwd = [&](const ops::MoeRouteSaved& saved, const Tensor& ds) {
     return ops::moe_route_backward_check(saved, ds);
   };
   const Tensor lse = Tensor::meta({4});

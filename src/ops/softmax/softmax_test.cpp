@@ -185,7 +185,8 @@ TEST_P(Softmax, BlocksFarFromEachOther) {
     return c / 2048 % 2 == 1 ? -INFINITY : 0;
   };
   const auto rising = [](std::int64_t c) {
-    return static_cast<double>(c / 2048 * 200 - 200);
+    const std::int64_t block = c / 2048;
+    return static_cast<double>(block * 200 - 200);
   };
   // Within a block far above its first elements, yet far below the first block.
   const auto low = [](std::int64_t c) {
