@@ -1,19 +1,20 @@
 // CUDA kernels of softmax (formula and layout: mlxtape/ops/softmax.h).
 //
 // Rows of whole 16-byte packs are read once. Up to 16 KiB they are kept in registers, up to 4 KiB by
-// a warp or a part of one, then by a block. Longer ones are kept in shared memory, by a cluster of blocks
-// where one has not enough of it: a producer thread streams row after row into a ring of slots; the
-// others sum what has come, tell each other, go over it again to write the result and free the slots,
-// so that the next row is on its way before this one is done. Ragged rows, and those that eight
-// blocks cannot hold, are walked twice by one block. Rows that are not contiguous: a warp's lanes are neighbouring rows, so its accesses are whole
-// lines, and the warps of a block share the columns. Bound by memory.
+// a warp or a part of one, then by a block. Longer ones are kept in shared memory, by a cluster of
+// blocks where one has not enough of it: a producer thread streams row after row into a ring of slots;
+// the others sum what has come, tell each other, go over it again to write the result and free the
+// slots, so that the next row is on its way before this one is done. Ragged rows, and those that eight
+// blocks cannot hold, are walked twice by one block. Rows that are not contiguous: a warp's lanes are
+// neighbouring rows, so its accesses are whole lines, and the warps of a block share the columns.
+// Bound by memory, the forward of long rows by its exponentials.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
-#include "backends/cuda/device/ring.cuh"
+#include "backends/cuda/device/exp.cuh"
+#include "backends/cuda/device/launch.cuh"
 #include "backends/cuda/device/rows.cuh"
-#include "backends/cuda/launch.h"
 #include "mlxtape/core/registry.h"
 #include "softmax_args.h"
 
@@ -21,23 +22,13 @@ namespace mlxtape::ops {
 
 namespace {
 
+using cuda::exp_for;
 using cuda::kPack;
 using cuda::kWarp;
 using cuda::narrow;
 using cuda::Pack;
 using cuda::RowThreads;
 using cuda::widen;
-
-constexpr float kLog2e = 1.4426950408889634F;
-
-// exp for a result of type T: for 16 bits the hardware's, 2 ulp of f32 plus the rounding of x·log2e.
-template <class T>
-__device__ __forceinline__ float exp_for(float x) {
-  if constexpr (sizeof(T) == 4) return expf(x);
-  float y;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x * kLog2e));
-  return y;
-}
 
 // −inf − −inf would be NaN where the row has something else in it.
 __device__ __forceinline__ float finite_reference(float m) { return m == -INFINITY ? 0 : m; }
@@ -150,7 +141,9 @@ struct LongRow {
   std::uint64_t told[2];                    // parts have come
   float warp_parts[2][kConsumers / kWarp];  // of the warps of this block: sums, maxima
 };
-static_assert(sizeof(LongRow) <= 232448);
+constexpr int kLongBytes = sizeof(LongRow);
+constexpr int kLongThreads = kConsumers + kWarp;
+static_assert(kLongBytes <= cuda::kSharedBytes);
 
 // The packs of a row that this block of the cluster keeps.
 struct Slice {
@@ -235,7 +228,7 @@ __device__ __forceinline__ Pack<T> pack_in(const unsigned char* slot) {
 }
 
 template <class T, int kBlocks>
-__global__ void __launch_bounds__(kConsumers + kWarp, 1)
+__global__ void __launch_bounds__(kLongThreads, 1)
     forward_long(SoftmaxArgs args, const T* x, T* y) {
   extern __shared__ __align__(128) unsigned char memory[];
   LongRow& s = *reinterpret_cast<LongRow*>(memory);
@@ -295,7 +288,7 @@ __global__ void __launch_bounds__(kConsumers + kWarp, 1)
 }
 
 template <class T, int kBlocks>
-__global__ void __launch_bounds__(kConsumers + kWarp, 1)
+__global__ void __launch_bounds__(kLongThreads, 1)
     backward_long(SoftmaxArgs args, const T* y, const T* dy, T* dx) {
   extern __shared__ __align__(128) unsigned char memory[];
   LongRow& s = *reinterpret_cast<LongRow*>(memory);
@@ -364,10 +357,9 @@ bool launch_long(std::int64_t packs, int sources, std::int64_t rows, cudaStream_
     constexpr int kBlocks = blocks();
     if (slots(kBlocks) > (kBlocks == kMostBlocks ? kSlots : kSlots * 3 / 4)) return false;
     const auto kernel = kernel_of(blocks);
-    static const int clusters =
-        cuda::clusters_of(kernel, kBlocks, kConsumers + kWarp, static_cast<int>(sizeof(LongRow)));
-    cuda::launch_cluster(kernel, kBlocks, std::min<std::int64_t>(rows, clusters),
-                         kConsumers + kWarp, static_cast<int>(sizeof(LongRow)), stream, args...);
+    static const int clusters = cuda::clusters_at_once(kernel, kBlocks, kLongThreads, kLongBytes);
+    cuda::launch(kernel, std::min<std::int64_t>(rows, clusters) * kBlocks, kLongThreads, kLongBytes,
+                 kBlocks, stream, args...);
     return true;
   };
   using std::integral_constant;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "backends/cuda/device/ring.cuh"
+#include "backends/cuda/error.h"
 
 namespace mlxtape::cuda {
 
@@ -15,25 +16,51 @@ constexpr int kMultiprocessors = 132;
 constexpr int kSharedBytes = 227 * 1024;  // most that one block may have
 
 // cluster: consecutive blocks that may reach each other's shared memory; 1: none.
+struct Launch {
+  cudaLaunchConfig_t config{};
+  cudaLaunchAttribute attribute{};
+
+  Launch(std::int64_t blocks, int threads, int shared, int cluster, cudaStream_t stream) {
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(shared);
+    config.stream = stream;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+  }
+  Launch(const Launch&) = delete;  // config points into it
+  Launch& operator=(const Launch&) = delete;
+};
+
+// On every launch, for it holds for one device alone.
+template <class... Params>
+void allow_shared(void (*kernel)(Params...), int shared) {
+  if (shared <= 32 * 1024) return;  // 48 KiB, less what the kernel has of its own, needs no asking
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
+        "asking for shared memory");
+}
+
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), std::int64_t blocks, int threads, int shared, int cluster,
             cudaStream_t stream, Args&&... args) {
-  if (shared > 32 * 1024) {  // 48 KiB, less what the kernel has of its own, needs no asking
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  }
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(shared);
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
-  attribute.val.clusterDim.y = 1;
-  attribute.val.clusterDim.z = 1;
-  config.attrs = &attribute;
-  config.numAttrs = cluster > 1 ? 1 : 0;
-  cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
+  allow_shared(kernel, shared);
+  Launch how(blocks, threads, shared, cluster, stream);
+  how.config.numAttrs = cluster > 1 ? 1 : 0;
+  check(cudaLaunchKernelEx(&how.config, kernel, std::forward<Args>(args)...), "the launch");
+}
+
+// How many clusters of this kernel run side by side on the device; to be asked once, it takes a while.
+template <class... Params>
+int clusters_at_once(void (*kernel)(Params...), int cluster, int threads, int shared) {
+  allow_shared(kernel, shared);
+  const Launch how(cluster, threads, shared, cluster, nullptr);
+  int count = 0;
+  check(cudaOccupancyMaxActiveClusters(&count, kernel, &how.config), "counting clusters");
+  return count;
 }
 
 // *p = v in the shared memory of another block of the cluster.
