@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdio>
 #include <ctime>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -13,6 +12,7 @@
 
 #include "allocations.h"
 #include "floor.h"
+#include "mlxtape/base/files.h"
 #include "mlxtape/core/threads.h"
 #include "mlxtape/ops/softmax.h"
 #include "peers.h"
@@ -62,15 +62,7 @@ std::string today() {
 }
 
 void write_json(const std::string& path, const json& report) {
-  if (path.empty()) return;
-  const std::string aside = path + ".tmp";
-  std::ofstream file(aside);
-  file << report.dump(1) << "\n";
-  file.close();
-  if (!file || std::rename(aside.c_str(), path.c_str()) != 0) {
-    std::remove(aside.c_str());
-    throw Error(Errc::kIo, "bench: the result file must be writable, got " + path);
-  }
+  if (!path.empty()) write_whole(path, report.dump(1) + "\n", "bench");
 }
 
 std::regex compiled(const std::string& filter) {
@@ -141,6 +133,12 @@ double graph_node_us(CommandEncoder& encoder) {
   return median(samples) / kNodes;
 }
 
+void add(Samples& all, const Samples& more) {
+  for (const auto& [peer, times] : more) {
+    all[peer].insert(all[peer].end(), times.begin(), times.end());
+  }
+}
+
 class Row {
  public:
   Row(const char* op, const BenchCase& bench) : op_(op), case_(&bench) {}
@@ -152,15 +150,18 @@ class Row {
 
   json measure(CommandEncoder& encoder, const BenchConfig& config, Peers* peers, double gbps) {
     return encoder.device().limits().host_visible ? measure_here(encoder, config, peers)
-                                                  : measure_queued(encoder, config, gbps);
+                                                  : measure_queued(encoder, config, peers, gbps);
   }
 
  private:
   // A device with a queue: a graph of calls over so many sets of inputs and outputs that no cache
   // holds one from its last turn, replayed. The floor is the bytes at the speed of a large copy.
-  json measure_queued(CommandEncoder& encoder, const BenchConfig& config, double gbps) {
+  json measure_queued(CommandEncoder& encoder, const BenchConfig& config, Peers* peers,
+                      double gbps) {
     constexpr std::size_t kCold = std::size_t{256} << 20;  // five times the cache of an H200
-    constexpr double kGraphUs = 3000;
+    constexpr double kGraphUs = 3000;                      // of one graph, at the floor
+    constexpr double kSampleUs = 10000;  // the launch and the wait, about 10 us, are in it
+    constexpr int kTurns = 2;
     Device& device = encoder.device();
     const std::size_t in_use = device.memory().stats().current;
     std::vector<test::BenchCall> sets{case_->prepare(encoder)};
@@ -189,20 +190,25 @@ class Row {
     encoder.begin_capture();
     for (int c = 0; c < calls; ++c) sets[static_cast<std::size_t>(c) % sets.size()]();
     const auto graph = encoder.end_capture();
-    const int repeats = std::max(1, static_cast<int>(kGraphUs / (floor_us * calls)));
+    const int repeats = std::max(1, static_cast<int>(kSampleUs / (floor_us * calls)));
     const auto run = [&] {
       for (int i = 0; i < repeats; ++i) encoder.replay(*graph);
       encoder.commit_and_wait();
     };
     run();
     std::vector<double> ours;
-    const auto end = Clock::now() + std::chrono::duration<double>(config.seconds);
-    while (ours.size() < 5 || Clock::now() < end) {
-      const auto from = Clock::now();
-      run();
-      ours.push_back(microseconds(Clock::now() - from) / (calls * repeats));
+    Samples theirs;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const double seconds = config.seconds / kTurns;
+      const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+      for (int i = 0; i < 3 || Clock::now() < end; ++i) {
+        const auto from = Clock::now();
+        run();
+        ours.push_back(microseconds(Clock::now() - from) / (calls * repeats));
+      }
+      if (peers != nullptr) add(theirs, peers->measure(request(seconds)));
     }
-    return report(ours, {floor_us}, host, news, held, {});
+    return report(ours, {floor_us}, host, news, held, theirs);
   }
 
   json measure_here(CommandEncoder& encoder, const BenchConfig& config, Peers* peers) {
@@ -225,12 +231,7 @@ class Row {
       const double turn = config.seconds / kRounds;
       sample([&] { floor.run(); }, turn, bare);
       sample(call, turn, ours);
-      if (peers != nullptr) {
-        for (auto& [peer, times] : peers->measure(request(turn))) {
-          auto& all = theirs[peer];
-          all.insert(all.end(), times.begin(), times.end());
-        }
-      }
+      if (peers != nullptr) add(theirs, peers->measure(request(turn)));
     }
     encoder.set_launching(false);
     sample(call, 0.01, host);
@@ -317,12 +318,14 @@ void run_ops(Device& device, const BenchConfig& config, std::ostream& out) {
                  {"backend", name_of(device.backend())},
                  {"device", device.name()},
                  {"commit", config.commit},
+                 {"command", config.command},
                  {"date", today()},
                  {"threads", threads()},
                  {"copy_gbps", copy_gbps(*encoder)},
                  {"empty_dispatch_us", empty_dispatch_us(*encoder)},
                  {"graph_node_us", graph_node_us(*encoder)},
                  {"rows", json::array()}};
+  for (const auto& [what, value] : device.details()) report["details"][what] = value;
   char line[160];
   std::snprintf(line, sizeof line, "%s, %d threads, copy %.1f GB/s, empty dispatch %.3f us",
                 device.name().c_str(), threads(), report["copy_gbps"].get<double>(),

@@ -16,6 +16,7 @@ struct BenchConfig {
   std::string peers_script;  // a program that speaks the protocol of bench/peers; empty = none
   std::string python = "python3";
   std::string commit = "unknown";
+  std::string command;   // as the user typed it, for the record
   double seconds = 0.5;  // measuring time per row and contender
 };
 

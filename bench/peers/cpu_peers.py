@@ -12,7 +12,7 @@ import time
 
 try:
     import torch
-    import torch.nn.functional as F
+    from torch_ops import TorchOps
 except ImportError:
     torch = None
 try:
@@ -26,92 +26,10 @@ except ImportError:
 EPS = 1e-6
 
 
-def sizes(shape):
-    return [int(n) for n in shape.split("x")]
-
-
-class Torch:
-    """Each method returns a function to time. Data: normal, like ours."""
-
+class Torch(TorchOps if torch else object):
     def __init__(self, dtype, threads):
         torch.set_num_threads(threads)
-        self.dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype]
-        torch.manual_seed(1)
-
-    def randn(self, *shape):
-        block = torch.randn(min(1000003, int(torch.Size(shape).numel())))
-        n = int(torch.Size(shape).numel())
-        return block.repeat((n + len(block) - 1) // len(block))[:n].to(self.dtype).reshape(shape)
-
-    @staticmethod
-    def backward_of(y, inputs, dy):
-        return lambda: torch.autograd.grad(y, inputs, dy, retain_graph=True)
-
-    def softmax(self, form, direction, rows, cols):
-        x = self.randn(rows, cols)
-        if direction == "fwd":
-            return lambda: torch.softmax(x, -1)
-        y, dy = torch.softmax(x, -1), self.randn(rows, cols)
-        return lambda: torch._softmax_backward_data(dy, y, -1, self.dtype)
-
-    def rms_norm(self, form, direction, rows, cols):
-        grad = direction == "bwd"
-        x = self.randn(rows, cols).requires_grad_(grad)
-        w = self.randn(cols).requires_grad_(grad)
-        other = self.randn(rows, cols).requires_grad_(grad)
-        if form == "residual":
-            run = lambda: F.rms_norm(x + other, (cols,), w, EPS)
-        elif form == "gated":
-            run = lambda: F.rms_norm(x, (cols,), w, EPS) * F.silu(other)
-        else:
-            run = lambda: F.rms_norm(x, (cols,), w, EPS)
-        if not grad:
-            return run
-        inputs = (x, w) if form == "" else (x, w, other)
-        return self.backward_of(run(), inputs, self.randn(rows, cols))
-
-    def conv1d_depthwise_causal(self, form, direction, tokens, channels, taps):
-        grad = direction == "bwd"
-        w = self.randn(channels, 1, taps).requires_grad_(grad)
-        act = F.silu if form in ("silu", "step") else (lambda v: v)
-        if form == "step":
-            state, x = self.randn(tokens, taps - 1, channels), self.randn(tokens, 1, channels)
-            wt = w.detach()[:, 0, :].t().contiguous()
-
-            def step():
-                window = torch.cat([state, x], 1)
-                state.copy_(window[:, 1:])
-                return F.silu((window * wt).sum(1))
-
-            return step
-        # PyTorch's own layout [1, C, T], which it is fastest on.
-        x = self.randn(1, channels, tokens).requires_grad_(grad)
-        run = lambda: act(F.conv1d(x, w, groups=channels, padding=taps - 1)[..., :tokens])
-        if not grad:
-            return run
-        return self.backward_of(run(), (x, w), self.randn(1, channels, tokens))
-
-    def take_along_axis(self, form, direction, rows, cols, k):
-        indices = torch.rand(rows, cols).topk(k, -1).indices
-        if direction == "fwd":
-            x = self.randn(rows, cols)
-            return lambda: torch.gather(x, 1, indices)
-        dy = self.randn(rows, k)
-        return lambda: torch.zeros(rows, cols, dtype=self.dtype).scatter_add_(1, indices, dy)
-
-    def moe_route(self, form, direction, tokens, experts, k):
-        logits = self.randn(tokens, experts).requires_grad_(direction == "bwd")
-
-        def run():
-            gates = torch.softmax(logits, -1, dtype=torch.float32)
-            scores, indices = torch.topk(gates, k, -1)
-            if form != "full":
-                scores = scores / scores.sum(-1, keepdim=True)
-            return scores.to(self.dtype), indices
-
-        if direction == "fwd":
-            return lambda: torch.bincount(run()[1].flatten(), minlength=experts)
-        return self.backward_of(run()[0], (logits,), self.randn(tokens, k))
+        super().__init__(dtype, "cpu")
 
 
 class Mlx:
@@ -227,7 +145,7 @@ def main():
                 try:
                     make = getattr(kind(ask["dtype"], ask["threads"]), ask["op"], None)
                     if make:
-                        calls[name] = make(ask["form"], ask["pass"], *sizes(ask["shape"]))
+                        calls[name] = make(ask["form"], ask["pass"], *[int(n) for n in ask["shape"].split("x")])
                         once = timed(calls[name])
                         if once > SLOW:
                             slow[name] = [once * 1e6]

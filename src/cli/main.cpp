@@ -33,6 +33,9 @@ void info() {
       for (const std::string& target : cpu::available_targets()) std::printf(" %s", target.c_str());
     }
     std::printf("\n  %zu kernels\n", KernelRegistry::instance().names(device->backend()).size());
+    for (const auto& [what, value] : device->details()) {
+      std::printf("  %s: %s\n", what.c_str(), value.c_str());
+    }
   }
   for (const AbsentDevice& absent : Device::absent()) {
     std::printf("%s: none, %s\n", name_of(absent.backend), absent.reason.c_str());
@@ -82,11 +85,12 @@ int run(int argc, char** argv) {
       "ops", "every operation: time, bandwidth, share of what the memory allows");
   bench::BenchConfig config;
   config.commit = MLXTAPE_COMMIT;
+  for (int i = 0; i < argc; ++i) config.command += (i == 0 ? "" : " ") + std::string(argv[i]);
   bench_ops->add_option("--filter", config.filter,
                         "only rows matching this expression, e.g. 'softmax bwd .* bf16'");
   bench_ops->add_option("--json", config.json_path, "also write the rows to this file");
   bench_ops->add_option("--peers", config.peers_script,
-                        "measure other libraries too: bench/peers/cpu_peers.py");
+                        "measure other libraries too: bench/peers/cpu_peers.py or cuda_peers.py");
   bench_ops->add_option("--python", config.python, "the Python that has them")
       ->capture_default_str();
   bench_ops->add_option("--seconds", config.seconds, "time for each row and contender")

@@ -2,6 +2,7 @@
 
 #include "mlxtape/base/checked.h"
 #include "mlxtape/core/encoder.h"
+#include "mlxtape/core/source_kernel.h"
 
 namespace mlxtape {
 
@@ -62,6 +63,11 @@ Device& Device::find(Backend backend) {
 std::unique_ptr<CommandEncoder> Device::make_encoder_on(void*) {
   throw Error(Errc::kDevice,
               "device: an encoder for a queue needs a device with queues, got " + name());
+}
+
+const Kernel& Device::add_kernel(const SourceKernel& kernel) {
+  throw Error(Errc::kDevice, "device: kernel " + kernel.name +
+                                 " comes as source, which needs a cuda device, got " + name());
 }
 
 // A tensor without elements still belongs to its device, so it holds the smallest block.

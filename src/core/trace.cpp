@@ -1,15 +1,12 @@
 #include "mlxtape/core/trace.h"
 
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
-#include <fstream>
 #include <functional>
 #include <mutex>
 #include <thread>
 #include <vector>
 
-#include "mlxtape/base/error.h"
+#include "mlxtape/base/files.h"
 
 namespace mlxtape {
 
@@ -81,16 +78,7 @@ std::string Trace::json() const {
 }
 
 void Trace::write(const std::string& path) const {
-  const std::string text = json();
-  const std::string aside = path + ".tmp";
-  std::ofstream file(aside, std::ios::binary);
-  file << text;
-  file.close();
-  if (!file || std::rename(aside.c_str(), path.c_str()) != 0) {
-    const std::string reason = std::strerror(errno);
-    std::remove(aside.c_str());
-    throw Error(Errc::kIo, "trace: " + path + " must be writable, got " + reason);
-  }
+  write_whole(path, json(), "trace");
 }
 
 }  // namespace mlxtape

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "mlxtape/core/memory.h"
@@ -15,6 +16,8 @@
 namespace mlxtape {
 
 class CommandEncoder;
+struct Kernel;
+struct SourceKernel;
 
 struct DeviceLimits {
   std::size_t memory_bytes = 0;  // what the device has in all
@@ -42,12 +45,18 @@ class Device {
   virtual Backend backend() const = 0;
   virtual const std::string& name() const = 0;  // "cpu: Intel(R) Xeon(R) ..."
   virtual const DeviceLimits& limits() const = 0;
+  // What else there is to know, for people: {"driver", "580.159.04"}. May open libraries to ask.
+  virtual std::vector<std::pair<std::string, std::string>> details() const { return {}; }
   virtual MemoryPool& memory() = 0;
   virtual std::unique_ptr<CommandEncoder> make_encoder() = 0;
 
   // An encoder that works on a queue of another library (a cudaStream_t), in order with what is
   // put there by others. The queue must outlive it. Throws kDevice where there are no queues.
   virtual std::unique_ptr<CommandEncoder> make_encoder_on(void* queue);
+
+  // Adds a kernel from source text to the registry (core/source_kernel.h); every device of this backend
+  // can run it. Throws kDevice where there is no compiler for such.
+  virtual const Kernel& add_kernel(const SourceKernel& kernel);
 
   // Zero-filled memory; at least one byte.
   Buffer allocate(std::size_t bytes) { return memory().allocate_zeroed(bytes); }

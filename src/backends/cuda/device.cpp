@@ -10,12 +10,14 @@
 
 #include <array>
 #include <cstring>
-#include <deque>
+#include <fstream>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "backends/cuda/error.h"
+#include "backends/cuda/library.h"
+#include "backends/cuda/source_kernel.h"
 #include "mlxtape/core/device.h"
 #include "mlxtape/core/encoder.h"
 
@@ -266,11 +268,24 @@ class CudaEncoder final : public CommandEncoder {
   Trace::Clock::time_point origin_time_;
 };
 
+// "580.159.04", from the first line of what the kernel module says of itself.
+std::string driver_version() {
+  std::ifstream file("/proc/driver/nvidia/version");
+  for (std::string word; file >> word;) {
+    if (word.find('.') != std::string::npos &&
+        word.find_first_not_of("0123456789.") == std::string::npos) {
+      return word;
+    }
+  }
+  return "unknown";
+}
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(int ordinal, const cudaDeviceProp& properties)
       : ordinal_(ordinal),
         name_("cuda:" + std::to_string(ordinal) + ": " + properties.name),
+        capability_(std::to_string(properties.major) + "." + std::to_string(properties.minor)),
         memory_(*this, std::make_unique<DeviceMemory>(ordinal, stream_)) {
     limits_.memory_bytes = properties.totalGlobalMem;
     limits_.compute_units = properties.multiProcessorCount;
@@ -279,6 +294,20 @@ class CudaDevice final : public Device {
   Backend backend() const override { return Backend::kCuda; }
   const std::string& name() const override { return name_; }
   const DeviceLimits& limits() const override { return limits_; }
+  std::vector<std::pair<std::string, std::string>> details() const override {
+    int runtime = 0;
+    cudaDriverGetVersion(&runtime);
+    return {{"compute capability", capability_},
+            {"driver", driver_version()},
+            {"driver's CUDA", std::to_string(runtime / 1000) + "." +
+                                  std::to_string(runtime % 1000 / 10)},
+            {"cuBLASLt", cublaslt_version()},
+            {"cuDNN", cudnn_version()},
+            {"NVRTC", nvrtc_version()}};
+  }
+  const Kernel& add_kernel(const SourceKernel& kernel) override {
+    return add_source_kernel(kernel);
+  }
   MemoryPool& memory() override {
     start();
     return memory_;
@@ -303,6 +332,7 @@ class CudaDevice final : public Device {
 
   int ordinal_;
   std::string name_;
+  std::string capability_;
   DeviceLimits limits_;
   std::once_flag started_;
   cudaStream_t stream_ = nullptr;

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
+#include <cstdint>
 #include <utility>
 
 #include "backends/cuda/device/ring.cuh"
@@ -36,18 +38,32 @@ struct Launch {
   Launch& operator=(const Launch&) = delete;
 };
 
-// On every launch, for it holds for one device alone.
-template <class... Params>
-void allow_shared(void (*kernel)(Params...), int shared) {
+// Lets kernel have as much shared memory as there is. That holds for one device, so each thread remembers
+// what it asked for where: asking takes longer than a launch.
+inline void allow_shared(const void* kernel, int shared) {
   if (shared <= 32 * 1024) return;  // 48 KiB, less what the kernel has of its own, needs no asking
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
+  struct Asked {
+    const void* kernel;
+    int device;
+  };
+  constexpr std::size_t kRemembered = 256;
+  thread_local std::array<Asked, kRemembered> asked{};
+  int device = 0;
+  check(cudaGetDevice(&device), "asking for the device");
+  Asked& slot = asked[reinterpret_cast<std::uintptr_t>(kernel) / 16 % kRemembered];
+  if (slot.kernel == kernel && slot.device == device) return;
+  cudaFuncAttributes has{};
+  check(cudaFuncGetAttributes(&has, kernel), "asking for shared memory");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             kSharedBytes - static_cast<int>(has.sharedSizeBytes)),
         "asking for shared memory");
+  slot = {kernel, device};
 }
 
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), std::int64_t blocks, int threads, int shared, int cluster,
             cudaStream_t stream, Args&&... args) {
-  allow_shared(kernel, shared);
+  allow_shared(reinterpret_cast<const void*>(kernel), shared);
   Launch how(blocks, threads, shared, cluster, stream);
   how.config.numAttrs = cluster > 1 ? 1 : 0;
   check(cudaLaunchKernelEx(&how.config, kernel, std::forward<Args>(args)...), "the launch");
@@ -56,7 +72,7 @@ void launch(void (*kernel)(Params...), std::int64_t blocks, int threads, int sha
 // How many clusters of this kernel run side by side on the device; to be asked once, it takes a while.
 template <class... Params>
 int clusters_at_once(void (*kernel)(Params...), int cluster, int threads, int shared) {
-  allow_shared(kernel, shared);
+  allow_shared(reinterpret_cast<const void*>(kernel), shared);
   const Launch how(cluster, threads, shared, cluster, nullptr);
   int count = 0;
   check(cudaOccupancyMaxActiveClusters(&count, kernel, &how.config), "counting clusters");

@@ -1,0 +1,158 @@
+"""Times PyTorch, torch.compile, Liger and fla on the GPU for `mlxtape bench ops --device cuda --peers`.
+
+Reads one request a line, {"op", "form", "pass", "shape", "dtype", "seconds", "threads"}, and answers
+with one line, {"torch": [us, ...], "torch.compile": [us, ...], ...}: the libraries that can be imported
+and have the operation. As for our own rows, calls over so many sets of inputs that no cache holds one
+from its last turn are captured into a CUDA graph, so that Python's own time is left out, and replayed.
+A call that cannot be captured is timed as it is.
+"""
+
+import json
+import sys
+import time
+
+import torch
+from torch_ops import EPS, TorchOps
+
+try:
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+    from liger_kernel.ops.softmax import LigerSoftmaxFunction
+except Exception as error:  # not there, or not made for this GPU
+    print(f"peers: liger: {error}", file=sys.stderr)
+    LigerRMSNormFunction = None
+try:
+    from fla.modules.causal_conv1d import causal_conv1d
+except Exception as error:
+    print(f"peers: fla: {error}", file=sys.stderr)
+    causal_conv1d = None
+
+COLD_BYTES = 256 << 20
+GRAPH_CALLS = 20
+
+torch._functorch.config.donated_buffer = False  # a graph is walked more than once
+
+
+class Torch(TorchOps):
+    def __init__(self, dtype):
+        super().__init__(dtype, "cuda")
+
+
+class Compiled(Torch):
+    compiled = staticmethod(lambda fn: torch.compile(fn, dynamic=False))
+
+
+class Liger(Torch):
+    conv1d_depthwise_causal = take_along_axis = moe_route = None
+
+    def softmax(self, form, direction, rows, cols):
+        x = self.randn(rows, cols).requires_grad_(direction == "bwd")
+        if direction == "fwd":
+            return lambda: LigerSoftmaxFunction.apply(x)
+        return self.backward_of(LigerSoftmaxFunction.apply(x), (x,), self.randn(rows, cols))
+
+    def rms_norm(self, form, direction, rows, cols):
+        if form:
+            raise NotImplementedError("the plain form alone")
+        grad = direction == "bwd"
+        x = self.randn(rows, cols).requires_grad_(grad)
+        w = self.randn(cols).requires_grad_(grad)
+        run = lambda: LigerRMSNormFunction.apply(x, w, EPS, 0.0, "llama", False)
+        return self.backward_of(run(), (x, w), self.randn(rows, cols)) if grad else run
+
+
+class Fla(Torch):
+    softmax = rms_norm = take_along_axis = moe_route = None
+
+    def conv1d_depthwise_causal(self, form, direction, tokens, channels, taps):
+        if form == "step":
+            raise NotImplementedError("whole sequences alone")
+        grad = direction == "bwd"
+        x = self.randn(1, tokens, channels).requires_grad_(grad)
+        w = self.randn(channels, taps).requires_grad_(grad)
+        run = lambda: causal_conv1d(x, w, activation=form or None)[0]
+        return self.backward_of(run(), (x, w), self.randn(1, tokens, channels)) if grad else run
+
+
+def peers():
+    found = {"torch": Torch, "torch.compile": Compiled}
+    if LigerRMSNormFunction:
+        found["liger"] = Liger
+    if causal_conv1d:
+        found["fla"] = Fla
+    return found
+
+
+class Row:
+    """A peer's calls of one row, ready to be timed."""
+
+    def __init__(self, make, form, direction, shape):
+        self.stream = torch.cuda.Stream()
+        with torch.cuda.stream(self.stream):
+            before = torch.cuda.memory_allocated()
+            calls = [make(form, direction, *shape)]
+            each = max(1, torch.cuda.memory_allocated() - before)
+            while len(calls) * each < COLD_BYTES and len(calls) < 64:
+                calls.append(make(form, direction, *shape))
+            for call in calls * 2:  # compiles, tunes
+                call()
+            self.stream.synchronize()
+            start = time.perf_counter()
+            calls[0]()
+            self.stream.synchronize()
+            slow = time.perf_counter() - start > 0.02
+        count = 3 if slow else max(GRAPH_CALLS, len(calls))
+        self.todo = [calls[i % len(calls)] for i in range(count)]
+        self.graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(self.graph, stream=self.stream):
+                for call in self.todo:
+                    call()
+        except Exception as error:
+            print(f"peers: not captured: {error}", file=sys.stderr)
+            self.graph = None
+            torch.cuda.synchronize()
+        self.sample(0)  # the first replay uploads the graph
+
+    def run(self):
+        if self.graph:
+            self.graph.replay()
+        else:
+            for call in self.todo:
+                call()
+
+    def sample(self, seconds):
+        times = []
+        end = time.perf_counter() + seconds
+        with torch.cuda.stream(self.stream):
+            while len(times) < 3 or time.perf_counter() < end:
+                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                first.record()
+                self.run()
+                last.record()
+                last.synchronize()
+                times.append(first.elapsed_time(last) * 1e3 / len(self.todo))
+        return times
+
+
+def main():
+    key, rows = None, {}
+    for line in sys.stdin:
+        ask = json.loads(line)
+        wanted = tuple(ask[k] for k in ("op", "form", "pass", "shape", "dtype"))
+        if wanted != key:
+            key, rows = wanted, {}
+            torch.compiler.reset()
+            torch.cuda.empty_cache()
+            for name, kind in peers().items():
+                try:
+                    make = getattr(kind(ask["dtype"]), ask["op"], None)
+                    if make:
+                        shape = [int(n) for n in ask["shape"].split("x")]
+                        rows[name] = Row(make, ask["form"], ask["pass"], shape)
+                except Exception as error:  # a type or a form that this library lacks
+                    print(f"peers: {name} {line.strip()}: {error}", file=sys.stderr)
+        print(json.dumps({n: r.sample(ask["seconds"]) for n, r in rows.items()}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

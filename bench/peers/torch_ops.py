@@ -1,0 +1,107 @@
+"""The operations as PyTorch users write them, on any device. Each method returns a function to time,
+on inputs of its own: normal random numbers, like ours."""
+
+import torch
+import torch.nn.functional as F
+
+EPS = 1e-6
+
+
+class TorchOps:
+    compiled = staticmethod(lambda fn: fn)  # a subclass may wrap what is timed
+
+    def __init__(self, dtype, device):
+        self.dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype]
+        self.device = device
+        torch.manual_seed(1)
+
+    def randn(self, *shape):
+        n = int(torch.Size(shape).numel())
+        block = torch.randn(min(1000003, n), device=self.device)
+        return block.repeat((n + len(block) - 1) // len(block))[:n].to(self.dtype).reshape(shape)
+
+    @staticmethod
+    def backward_of(y, inputs, dy):
+        return lambda: torch.autograd.grad(y, inputs, dy, retain_graph=True)
+
+    def softmax(self, form, direction, rows, cols):
+        x = self.randn(rows, cols)
+        forward = self.compiled(lambda x: torch.softmax(x, -1))
+        if direction == "fwd":
+            return lambda: forward(x)
+        backward = self.compiled(lambda dy, y: torch._softmax_backward_data(dy, y, -1, self.dtype))
+        y, dy = torch.softmax(x, -1), self.randn(rows, cols)
+        return lambda: backward(dy, y)
+
+    def rms_norm(self, form, direction, rows, cols):
+        grad = direction == "bwd"
+        x = self.randn(rows, cols).requires_grad_(grad)
+        w = self.randn(cols).requires_grad_(grad)
+        other = self.randn(rows, cols).requires_grad_(grad)
+        if form == "residual":
+            fn = self.compiled(lambda x, w, o: F.rms_norm(x + o, (cols,), w, EPS))
+        elif form == "gated":
+            fn = self.compiled(lambda x, w, o: F.rms_norm(x, (cols,), w, EPS) * F.silu(o))
+        else:
+            fn = self.compiled(lambda x, w, o: F.rms_norm(x, (cols,), w, EPS))
+        if not grad:
+            return lambda: fn(x, w, other)
+        inputs = (x, w) if form == "" else (x, w, other)
+        return self.backward_of(fn(x, w, other), inputs, self.randn(rows, cols))
+
+    def conv1d_depthwise_causal(self, form, direction, tokens, channels, taps):
+        grad = direction == "bwd"
+        w = self.randn(channels, 1, taps).requires_grad_(grad)
+        act = F.silu if form in ("silu", "step") else (lambda v: v)
+        if form == "step":
+            state, x = self.randn(tokens, taps - 1, channels), self.randn(tokens, 1, channels)
+            wt = w.detach()[:, 0, :].t().contiguous()
+
+            def step(state, x):
+                window = torch.cat([state, x], 1)
+                state.copy_(window[:, 1:])
+                return F.silu((window * wt).sum(1))
+
+            fn = self.compiled(step)
+            return lambda: fn(state, x)
+        # PyTorch's own layout [1, C, T], which it is fastest on.
+        x = self.randn(1, channels, tokens).requires_grad_(grad)
+        fn = self.compiled(
+            lambda x, w: act(F.conv1d(x, w, groups=channels, padding=taps - 1)[..., :tokens])
+        )
+        if not grad:
+            return lambda: fn(x, w)
+        return self.backward_of(fn(x, w), (x, w), self.randn(1, channels, tokens))
+
+    def take_along_axis(self, form, direction, rows, cols, k):
+        indices = torch.rand(rows, cols, device=self.device).topk(k, -1).indices
+        if direction == "fwd":
+            x = self.randn(rows, cols)
+            forward = self.compiled(lambda x, i: torch.gather(x, 1, i))
+            return lambda: forward(x, indices)
+        dy = self.randn(rows, k)
+        backward = self.compiled(
+            lambda dy, i: dy.new_zeros(rows, cols).scatter_add_(1, i, dy)
+        )
+        return lambda: backward(dy, indices)
+
+    def moe_route(self, form, direction, tokens, experts, k):
+        logits = self.randn(tokens, experts).requires_grad_(direction == "bwd")
+
+        def route(logits):
+            gates = torch.softmax(logits, -1, dtype=torch.float32)
+            scores, indices = torch.topk(gates, k, -1)
+            if form != "full":
+                scores = scores / scores.sum(-1, keepdim=True)
+            return scores.to(self.dtype), indices
+
+        def route_and_count(logits):
+            scores, indices = route(logits)
+            chosen = indices.flatten()
+            counts = torch.zeros(experts, dtype=torch.int32, device=chosen.device)
+            return scores, indices, counts.scatter_add_(0, chosen, torch.ones_like(chosen, dtype=torch.int32))
+
+        if direction == "fwd":
+            forward = self.compiled(route_and_count)
+            return lambda: forward(logits)
+        return self.backward_of(self.compiled(route)(logits)[0], (logits,), self.randn(tokens, k))

@@ -1,0 +1,40 @@
+// A kernel that comes as source text in the language of its backend (CUDA C++ on cuda). It is compiled
+// when it is first launched, and kept on disk for the next process; then it is dispatched like ours.
+//
+//   extern "C" __global__ void scale(const float* x, float* y, Args args);
+//
+//   const Kernel& kernel = device.add_kernel({"my_scale_f32", "scale", text, grid});
+//   encoder.dispatch(kernel, Args{n, 2.0F}, {x}, {y});
+//
+// The function gets the addresses of the inputs, then those of the outputs, then the arguments by value.
+//
+// Kept in $MLXTAPE_CACHE_DIR, else $XDG_CACHE_HOME/mlxtape, else $HOME/.cache/mlxtape: one file for
+// each text, compiler and GPU. Files may be deleted at any time; a damaged one is made again.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "mlxtape/core/registry.h"
+
+namespace mlxtape {
+
+struct Grid {
+  std::array<std::uint32_t, 3> blocks{1, 1, 1};
+  std::array<std::uint32_t, 3> threads{1, 1, 1};
+  std::size_t shared_bytes = 0;  // beside what the source declares
+};
+
+struct SourceKernel {
+  std::string name;    // in the registry
+  std::string entry;   // the function in source, declared extern "C"
+  std::string source;
+  std::function<Grid(const KernelCall&)> grid;  // how many threads a call needs
+  std::vector<std::string> options;             // for the compiler, e.g. "--use_fast_math"
+};
+
+}  // namespace mlxtape

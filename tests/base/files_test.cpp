@@ -1,0 +1,73 @@
+#include "mlxtape/base/files.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "mlxtape/base/error.h"
+
+namespace mlxtape {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Files : testing::Test {
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "mlxtape-files-XXXXXX").string();
+    folder = mkdtemp(pattern.data());
+  }
+  void TearDown() override { fs::remove_all(folder); }
+
+  std::size_t files() const {
+    return static_cast<std::size_t>(
+        std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
+  }
+  fs::path folder;
+};
+
+TEST_F(Files, AreReadAsTheyWereWritten) {
+  const std::string path = folder / "a";
+  const std::string bytes("one\0two\n", 8);
+  write_whole(path, "something longer that was there before", "test");
+  write_whole(path, bytes, "test");
+  EXPECT_EQ(read_whole(path, "test"), bytes);
+  EXPECT_EQ(files(), 1U);
+  write_whole(path, "", "test");
+  EXPECT_EQ(read_whole(path, "test"), "");
+}
+
+TEST_F(Files, AFailedWriteLeavesWhatWasThere) {
+  const std::string path = folder / "none" / "a";
+  EXPECT_THROW(write_whole(path, "x", "test"), Error);
+  fs::create_directory(folder / "b");
+  try {
+    write_whole(folder / "b", "x", "test");  // a folder cannot be replaced by a file
+    FAIL() << "a folder was written to";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::kIo);
+    EXPECT_EQ(std::string(e.what()).find("test: "), 0U) << e.what();
+  }
+  EXPECT_TRUE(fs::is_directory(folder / "b"));
+  EXPECT_EQ(files(), 1U);
+}
+
+TEST_F(Files, ADiskThatIsFullIsAnError) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
+  EXPECT_THROW(write_whole("/dev/full", "x", "test"), Error);
+}
+
+TEST_F(Files, ADeviceIsWrittenToAndStays) {
+  write_whole("/dev/null", "x", "test");
+  struct stat there{};
+  ASSERT_EQ(stat("/dev/null", &there), 0);
+  EXPECT_TRUE(S_ISCHR(there.st_mode));
+}
+
+TEST_F(Files, AFileThatIsNotThereIsAnError) {
+  EXPECT_THROW(read_whole(folder / "none", "test"), Error);
+}
+
+}  // namespace
+}  // namespace mlxtape
