@@ -12,6 +12,7 @@ ifeq ($(origin CMAKE_CXX_COMPILER_LAUNCHER),undefined)
     test -w "$$dir/tmp" && command -v ccache)
   ifneq ($(CCACHE),)
     export CMAKE_CXX_COMPILER_LAUNCHER := $(CCACHE)
+    export CMAKE_CUDA_COMPILER_LAUNCHER := $(CCACHE)
   endif
 endif
 
@@ -53,11 +54,13 @@ bench: setup build/release/build.ninja  ## time the ops, beside PyTorch or MLX i
 	fi; \
 	set -x; build/release/bin/mlxtape bench ops "$$@" $(ARGS)
 
-gpu-package: setup build/cuda/build.ninja  ## tests and benchmark for a machine with an NVIDIA GPU, in build/gpu-package
-	cmake --build --preset cuda -j $(JOBS)
-	mkdir -p build/gpu-package
-	cp build/cuda/bin/op_tests build/cuda/bin/unit_tests build/cuda/bin/mlxtape scripts/gpu_check.sh build/gpu-package
-	strip build/gpu-package/op_tests build/gpu-package/unit_tests build/gpu-package/mlxtape
+gpu-package: build  ## tests and benchmark for a machine with an NVIDIA GPU, in build/gpu-package
+	@nm -C build/release/bin/unit_tests | grep -q 'mlxtape::cuda' || \
+	  { echo 'gpu-package: this build has no CUDA backend: install the CUDA toolkit (12.8 or newer), put nvcc into the PATH, make clean' >&2; exit 1; }
+	rm -rf build/gpu-package && mkdir -p build/gpu-package/peers
+	for program in op_tests unit_tests mlxtape; do strip -o build/gpu-package/$$program build/release/bin/$$program || exit 1; done
+	cp scripts/gpu_check.sh build/gpu-package
+	cp bench/peers/*.py build/gpu-package/peers
 
 lint: setup-lint build/release/build.ninja  ## check layout, bugs, layers, tree and that headers stand alone
 	JOBS=$(JOBS) scripts/lint.sh

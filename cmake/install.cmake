@@ -27,7 +27,7 @@ set(pc_dir ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH pc_libdir ${pc_dir} ${CMAKE_INSTALL_FULL_LIBDIR})
 file(RELATIVE_PATH pc_includedir ${pc_dir} ${CMAKE_INSTALL_FULL_INCLUDEDIR})
 set(pc_cuda "")
-if(MLXTAPE_CUDA)
+if(MLXTAPE_WITH_CUDA)
   set(pc_cuda " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
 endif()
 file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/generated/mlxtape.pc @ONLY CONTENT

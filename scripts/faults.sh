@@ -174,7 +174,7 @@ prepare() { # name
     filter="$suite*:*/$suite*"
   fi
   printf '%s\n' "$ops" >"$ops_list"
-  cmake -S "$copy" -B "$work/build" -G Ninja -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" \
+  cmake -S "$copy" -B "$work/build" -G Ninja -DMLXTAPE_CUDA=OFF -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" \
     -DCMAKE_BUILD_TYPE=Debug -DMLXTAPE_WERROR=OFF -DMLXTAPE_BUILD_EXAMPLES=OFF \
     -DCMAKE_CXX_FLAGS_DEBUG="-O1 -DHWY_COMPILE_ONLY_STATIC$(target_flags)" >"$work/build.log" 2>&1 ||
     { tail -n 40 "$work/build.log"; fail "does not configure"; }

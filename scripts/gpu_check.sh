@@ -5,7 +5,8 @@
 #
 #   ./gpu_check.sh [results.json]
 #
-# Exit 0 only if everything passed.
+# Where python3 has PyTorch (and, if importable, liger_kernel and fla), these run beside ours and the
+# last thing printed is a table of both. Exit 0 only if everything passed.
 set -uo pipefail
 cd "$(dirname "$0")"
 results=${1:-gpu-results.json}
@@ -27,14 +28,25 @@ export MLXTAPE_TEST_SECONDS=${MLXTAPE_TEST_SECONDS:-120}
 brief='--gtest_brief=1'
 step info ./mlxtape info
 step 'tests of the ops' ./op_tests $brief --gtest_filter='*/cuda'
-step 'tests of the backend' ./unit_tests $brief --gtest_filter='Cuda.*:*/cuda'
+step 'tests of the backend' ./unit_tests $brief --gtest_filter='Cuda*:*/cuda'
 # Shapes enough to reach every kernel; the long sweeps would take hours under these tools.
 reduced='*EveryShape*/cuda:*EveryAxis*/cuda:*Extreme*/cuda:*Random*/cuda:*Batches*/cuda'
 for tool in memcheck racecheck initcheck synccheck; do
   step "$tool" env MLXTAPE_TEST_SECONDS=600 timeout 900 compute-sanitizer --tool $tool \
     --error-exitcode 1 ./op_tests $brief --gtest_filter="$reduced"
 done
-step benchmark ./mlxtape bench ops --device cuda --seconds 0.2 --json "$results"
+peers=()
+if python3 -c 'import torch' 2>/dev/null; then
+  peers=(--peers peers/cuda_peers.py)
+else
+  echo 'python3 has no torch, so no peers to compare with'
+fi
+# What is measured in the regime of one kernel after the other is in the second file.
+step benchmark ./mlxtape bench ops --device cuda --seconds 0.1 --filter ' (f32|bf16)$' \
+  --json "$results" "${peers[@]}"
+step 'benchmark without overlap' env MLXTAPE_CUDA_OVERLAP=0 ./mlxtape bench ops --device cuda \
+  --seconds 0.05 --filter ' (f32|bf16)$' --json "${results%.json}-no-overlap.json"
+if command -v python3 >/dev/null; then python3 peers/table.py "$results"; fi
 
 if [ ${#failed[@]} != 0 ]; then
   printf '\nFAILED: %s\n' "${failed[*]}"

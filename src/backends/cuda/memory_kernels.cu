@@ -4,7 +4,7 @@
 
 #include <cuda_runtime.h>
 
-#include "backends/cuda/error.h"
+#include "backends/cuda/device/launch.cuh"
 #include "mlxtape/core/registry.h"
 
 namespace mlxtape::cuda {
@@ -13,6 +13,7 @@ namespace {
 
 template <class T>
 __global__ void copy_kernel(CopyArgs args, std::int64_t size, const T* from, T* to) {
+  wait_turn();
   const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
   for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size; i += step) {
     std::int64_t rest = i;
@@ -27,15 +28,15 @@ __global__ void copy_kernel(CopyArgs args, std::int64_t size, const T* from, T* 
 
 template <class T>
 void copy(const KernelCall& call) {
-  constexpr std::int64_t kThreads = 256, kMostBlocks = 132 * 32;
+  constexpr int kThreads = 256;
+  constexpr std::int64_t kMostBlocks = 32 * kMultiprocessors;
   const auto& args = call.as<CopyArgs>();
   std::int64_t size = 1;
   for (std::int64_t i = 0; i < args.rank; ++i) size *= args.shape[i];
   if (size == 0) return;
   const std::int64_t blocks = std::min((size + kThreads - 1) / kThreads, kMostBlocks);
-  copy_kernel<T>
-      <<<static_cast<unsigned>(blocks), kThreads, 0, static_cast<cudaStream_t>(call.queue)>>>(
-          args, size, call.input<T>(0), call.output<T>(0));
+  launch(copy_kernel<T>, blocks, kThreads, 0, 1, static_cast<cudaStream_t>(call.queue), args, size,
+         call.input<T>(0), call.output<T>(0));
 }
 
 void zero(const KernelCall& call) {

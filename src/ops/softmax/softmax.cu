@@ -1,412 +1,294 @@
 // CUDA kernels of softmax (formula and layout: mlxtape/ops/softmax.h).
 //
-// Rows of whole 16-byte packs are read once. Up to 16 KiB they are kept in registers, up to 4 KiB by
-// a warp or a part of one, then by a block. Longer ones are kept in shared memory, by a cluster of
-// blocks where one has not enough of it: a producer thread streams row after row into a ring of slots;
-// the others sum what has come, tell each other, go over it again to write the result and free the
-// slots, so that the next row is on its way before this one is done. Ragged rows, and those that eight
-// blocks cannot hold, are walked twice by one block. Rows that are not contiguous: a warp's lanes are
+// Rows of whole 16-byte packs are read once and kept in registers: by a part of a warp, a warp, a block,
+// or a cluster of blocks that tell each other their sums. Where the two arrays of a backward would need
+// more than four blocks, they are kept in shared memory instead: a producer thread streams row after row
+// into a ring of slots; the others sum what has come, tell the other blocks, go over it again to write the
+// result and free the slots, so that the next row is on its way before this one is done. Ragged rows, and
+// those that eight blocks cannot hold, are walked twice. Rows that are not contiguous: a warp's lanes are
 // neighbouring rows, so its accesses are whole lines, and the warps of a block share the columns.
-// Bound by memory, the forward of long rows by its exponentials.
+// Bound by memory.
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <limits>
 
+#include "backends/cuda/device/cluster.cuh"
 #include "backends/cuda/device/exp.cuh"
 #include "backends/cuda/device/launch.cuh"
 #include "backends/cuda/device/rows.cuh"
 #include "mlxtape/core/registry.h"
 #include "softmax_args.h"
+#include "softmax_long.cuh"
 
 namespace mlxtape::ops {
 
 namespace {
 
 using cuda::exp_for;
+using cuda::exp_times_constant;
 using cuda::kPack;
 using cuda::kWarp;
 using cuda::narrow;
 using cuda::Pack;
-using cuda::RowThreads;
 using cuda::widen;
 
 // −inf − −inf would be NaN where the row has something else in it.
 __device__ __forceinline__ float finite_reference(float m) { return m == -INFINITY ? 0 : m; }
 
-template <class T, int kThreads, int kPacks>
-__global__ void __launch_bounds__(RowThreads<kThreads>::kBlock)
-    forward_kept(SoftmaxArgs args, const T* x, T* y) {
-  using Row = RowThreads<kThreads>;
-  __shared__ float room[2][Row::kWarps];
-  const std::int64_t row = Row::row();
-  const int packs = row < args.outer ? static_cast<int>(args.cols / kPack<T>) : 0;
-  x += row * args.cols;
-  y += row * args.cols;
-  Pack<T> kept[kPacks];
+// The largest number of a row and Σ exp(x − that).
+struct Total {
+  float top, sum;
+};
+template <int kParts>
+__device__ __forceinline__ Total total_of(const float2* parts) {
+  float top = parts[0].x;
 #pragma unroll
-  for (int j = 0; j < kPacks; ++j) {
-    const int p = Row::rank() + j * kThreads;
-    if (p < packs) kept[j] = cuda::load_pack(x + p * kPack<T>);
+  for (int i = 1; i < kParts; ++i) top = cuda::max_nan(top, parts[i].x);
+  const float reference = finite_reference(top);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) sum += parts[i].y * expf(parts[i].x - reference);
+  return {top, sum};
+}
+// The same over the warps of a block; mine is the warp's. room: a pair a warp.
+template <int kWarps>
+__device__ __forceinline__ Total total_over_warps(Total mine, float2* room) {
+  const int lane = threadIdx.x % kWarp;
+  if (lane == 0) room[threadIdx.x / kWarp] = {mine.top, mine.sum};
+  __syncthreads();
+  const float2 part = lane < kWarps ? room[lane] : make_float2(-INFINITY, 0);
+  const float top = cuda::lanes_max(part.x);
+  return {top, cuda::lanes_sum(part.y * expf(part.x - finite_reference(top)))};
+}
+
+// ---- rows that are kept in registers ----
+
+// kThreads_ threads of each of kCluster_ blocks share a row, up to kPacks_ packs each.
+template <class T_, int kThreads_, int kPacks_, int kCluster_ = 1>
+struct Form {
+  using T = T_;
+  static constexpr int kThreads = kThreads_, kPacks = kPacks_, kCluster = kCluster_;
+  static constexpr std::int64_t kMost = std::int64_t{kThreads} * kPacks * kCluster;  // packs
+  static constexpr bool kOneWarp = kThreads <= kWarp;
+  static constexpr int kWarps = kOneWarp ? 1 : kThreads / kWarp;
+  static constexpr int kLanes = kOneWarp ? kThreads : kWarp;
+  // Threads of a block; at 16384 × 512 the other size costs 3 and 5 %.
+  static constexpr int kBlock = kOneWarp ? (sizeof(T) == 4 ? 64 : 128) : kThreads;
+  static constexpr int kBlocks = kThreads == 512 ? 2 : 1;  // on a multiprocessor, at least
+
+  static std::int64_t blocks(std::int64_t rows) {
+    return cuda::blocks_for(rows, kBlock / kThreads) * kCluster;
+  }
+};
+
+// What a thread has of its row.
+template <class F>
+struct Share {
+  using T = typename F::T;
+  std::int64_t row;
+  std::int64_t first;  // element of the row's memory; the next pack is kThreads packs further
+  int packs;           // from there to the end of the block's part
+
+  __device__ explicit Share(const SoftmaxArgs& args) {
+    constexpr int kRows = F::kBlock / F::kThreads;
+    const int rank = threadIdx.x % F::kThreads;
+    row = kRows == 1 ? blockIdx.x / F::kCluster
+                     : std::int64_t{blockIdx.x} * kRows + threadIdx.x / F::kThreads;
+    const int whole = static_cast<int>(args.cols / kPack<T>);
+    const int each = (whole + F::kCluster - 1) / F::kCluster;
+    const int start = static_cast<int>(blockIdx.x % F::kCluster) * each;
+    packs = row < args.outer ? min(each, whole - start) - rank : 0;
+    first = row * args.cols + std::int64_t{start + rank} * kPack<T>;
+  }
+  __device__ bool has(int j) const { return j * F::kThreads < packs; }
+  __device__ std::int64_t at(int j) const { return first + j * F::kThreads * kPack<T>; }
+};
+
+template <class F, class T = typename F::T>
+__global__ void __launch_bounds__(F::kBlock, F::kBlocks)
+    forward_kept(SoftmaxArgs args, const T* x, T* y) {
+  // Exponentials are kept: f32 in the place of x, 16 bits as f32 where they are few, else they are made
+  // again from x.
+  constexpr bool kInPlace = sizeof(T) == 4;
+  constexpr bool kKeep = kInPlace || F::kPacks <= 2;
+  __shared__ float2 room[F::kWarps];
+  __shared__ cuda::Meeting<F::kCluster> meeting;
+  cuda::wait_turn();
+  meeting.open();
+  const Share<F> share(args);
+  Pack<T> pack[F::kPacks];
+#pragma unroll
+  for (int j = 0; j < F::kPacks; ++j) {
+    if (share.has(j)) pack[j] = cuda::load_pack(x + share.at(j));
   }
   float v[kPack<T>];
   float m = -INFINITY;
 #pragma unroll
-  for (int j = 0; j < kPacks; ++j) {
-    if (Row::rank() + j * kThreads >= packs) continue;
-    cuda::unpack(kept[j], v);
+  for (int j = 0; j < F::kPacks; ++j) {
+    if (!share.has(j)) continue;
+    cuda::unpack(pack[j], v);
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) m = cuda::max_nan(m, v[i]);
   }
-  m = Row::max(m, room[0]);
+  // A warp's own largest number is its reference: no warp waits for another before its exponentials.
+  m = cuda::lanes_max<F::kLanes>(m);
+  const float reference = finite_reference(m);
+  float kept[kKeep && !kInPlace ? F::kPacks : 1][kPack<T>];
   float sum = 0;
 #pragma unroll
-  for (int j = 0; j < kPacks; ++j) {
-    if (Row::rank() + j * kThreads >= packs) continue;
-    cuda::unpack(kept[j], v);
+  for (int j = 0; j < F::kPacks; ++j) {
+    if (!share.has(j)) continue;
+    cuda::unpack(pack[j], v);
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) {
-      v[i] = exp_for<T>(v[i] - m);
+      v[i] = exp_times_constant<T>(v[i] - reference);
       sum += v[i];
+      if constexpr (kKeep && !kInPlace) kept[j][i] = v[i];
     }
-    if constexpr (sizeof(T) == 4) kept[j] = cuda::pack_of<T>(v);  // 16 bits: made again below
+    if constexpr (kInPlace) pack[j] = cuda::pack_of<T>(v);
   }
-  const float share = 1 / Row::sum(sum, room[1]);
+  Total total{m, cuda::lanes_sum<F::kLanes>(sum)};
+  if constexpr (!F::kOneWarp) total = total_over_warps<F::kWarps>(total, room);
+  if constexpr (F::kCluster > 1) {
+    total = total_of<F::kCluster>(meeting.tell({total.top, total.sum}));
+  }
+  float factor = 1 / total.sum;
+  if constexpr (kKeep && !F::kOneWarp) factor *= expf(reference - total.top);
 #pragma unroll
-  for (int j = 0; j < kPacks; ++j) {
-    const int p = Row::rank() + j * kThreads;
-    if (p >= packs) continue;
-    cuda::unpack(kept[j], v);
+  for (int j = 0; j < F::kPacks; ++j) {
+    if (!share.has(j)) continue;
+    cuda::unpack(pack[j], v);
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) {
-      v[i] = (sizeof(T) == 4 ? v[i] : exp_for<T>(v[i] - m)) * share;
+      if constexpr (kKeep && !kInPlace) v[i] = kept[j][i];
+      if constexpr (!kKeep) v[i] = exp_times_constant<T>(v[i] - total.top);
+      v[i] *= factor;
     }
-    cuda::store_pack(cuda::pack_of<T>(v), y + p * kPack<T>);
+    cuda::store_pack(cuda::pack_of<T>(v), y + share.at(j));
   }
 }
 
-template <class T, int kThreads, int kPacks>
-__global__ void __launch_bounds__(RowThreads<kThreads>::kBlock)
+template <class F, class T = typename F::T>
+__global__ void __launch_bounds__(F::kBlock, F::kBlocks)
     backward_kept(SoftmaxArgs args, const T* y, const T* dy, T* dx) {
-  using Row = RowThreads<kThreads>;
-  __shared__ float room[Row::kWarps];
-  const std::int64_t row = Row::row();
-  const int packs = row < args.outer ? static_cast<int>(args.cols / kPack<T>) : 0;
-  y += row * args.cols;
-  dy += row * args.cols;
-  dx += row * args.cols;
-  Pack<T> a[kPacks];
-  Pack<T> b[kPacks];
+  __shared__ float room[F::kWarps];
+  __shared__ cuda::Meeting<F::kCluster> meeting;
+  cuda::wait_turn();
+  meeting.open();
+  const Share<F> share(args);
+  Pack<T> a[F::kPacks];
+  Pack<T> b[F::kPacks];
 #pragma unroll
-  for (int j = 0; j < kPacks; ++j) {
-    const int p = Row::rank() + j * kThreads;
-    if (p < packs) {
-      a[j] = cuda::load_pack(y + p * kPack<T>);
-      b[j] = cuda::load_pack(dy + p * kPack<T>);
-    }
+  for (int j = 0; j < F::kPacks; ++j) {
+    if (!share.has(j)) continue;
+    a[j] = cuda::load_pack(y + share.at(j));
+    b[j] = cuda::load_pack(dy + share.at(j));
   }
   float u[kPack<T>];
   float v[kPack<T>];
-  float s = 0;
+  float dot = 0;
 #pragma unroll
-  for (int j = 0; j < kPacks; ++j) {
-    if (Row::rank() + j * kThreads >= packs) continue;
+  for (int j = 0; j < F::kPacks; ++j) {
+    if (!share.has(j)) continue;
     cuda::unpack(a[j], u);
     cuda::unpack(b[j], v);
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) s += u[i] * v[i];
+    for (int i = 0; i < kPack<T>; ++i) dot += u[i] * v[i];
   }
-  s = Row::sum(s, room);
+  dot = cuda::lanes_sum<F::kLanes>(dot);
+  if constexpr (!F::kOneWarp) {
+    const int lane = threadIdx.x % kWarp;
+    if (lane == 0) room[threadIdx.x / kWarp] = dot;
+    __syncthreads();
+    dot = cuda::lanes_sum(lane < F::kWarps ? room[lane] : 0);
+  }
+  if constexpr (F::kCluster > 1) {
+    const float2* parts = meeting.tell({dot, 0});
+    dot = 0;
 #pragma unroll
-  for (int j = 0; j < kPacks; ++j) {
-    const int p = Row::rank() + j * kThreads;
-    if (p >= packs) continue;
+    for (int i = 0; i < F::kCluster; ++i) dot += parts[i].x;
+  }
+#pragma unroll
+  for (int j = 0; j < F::kPacks; ++j) {
+    if (!share.has(j)) continue;
     cuda::unpack(a[j], u);
     cuda::unpack(b[j], v);
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) u[i] *= v[i] - s;
-    cuda::store_pack(cuda::pack_of<T>(u), dx + p * kPack<T>);
+    for (int i = 0; i < kPack<T>; ++i) u[i] *= v[i] - dot;
+    cuda::store_pack(cuda::pack_of<T>(u), dx + share.at(j));
   }
-}
-
-// ---- long rows: kept in the shared memory of a cluster ----
-
-constexpr int kConsumers = 512;
-constexpr int kChunk = 8192;  // bytes of a slot: a pack for each consumer
-constexpr int kSlots = 27;    // 221,184 of 232,448 bytes
-constexpr int kMostBlocks = 8;
-
-struct LongRow {
-  cuda::Ring<kSlots, kChunk> ring;
-  float2 parts[2][kMostBlocks];             // of the blocks of the cluster; rows take turns
-  std::uint64_t told[2];                    // parts have come
-  float warp_parts[2][kConsumers / kWarp];  // of the warps of this block: sums, maxima
-};
-constexpr int kLongBytes = sizeof(LongRow);
-constexpr int kLongThreads = kConsumers + kWarp;
-static_assert(kLongBytes <= cuda::kSharedBytes);
-
-// The packs of a row that this block of the cluster keeps.
-struct Slice {
-  std::int64_t first;
-  int packs;
-};
-template <int kBlocks>
-__device__ __forceinline__ Slice slice_of(std::int64_t packs) {
-  const unsigned rank = kBlocks == 1 ? 0 : cuda::cluster_rank();
-  const std::int64_t first = packs * rank / kBlocks;
-  return {first, static_cast<int>(packs * (rank + 1) / kBlocks - first)};
-}
-
-__device__ __forceinline__ void consumers_sync() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory");
-}
-
-// The sum (or the maximum) over all consumers of this block, in a fixed order.
-template <bool kMax>
-__device__ __forceinline__ float over_block(LongRow& s, float v) {
-  v = kMax ? cuda::lanes_max(v) : cuda::lanes_sum(v);
-  if (threadIdx.x % kWarp == 0) s.warp_parts[kMax][threadIdx.x / kWarp] = v;
-  consumers_sync();
-  float all = s.warp_parts[kMax][0];
-#pragma unroll
-  for (int w = 1; w < kConsumers / kWarp; ++w) {
-    const float part = s.warp_parts[kMax][w];
-    all = kMax ? cuda::max_nan(all, part) : all + part;
-  }
-  return all;
-}
-
-// Tells the other blocks of the cluster this block's value; s.parts[turn mod 2] then has everybody's.
-template <int kBlocks>
-__device__ __forceinline__ const float2* tell(LongRow& s, float2 mine, unsigned turn) {
-  const unsigned side = turn % 2;
-  if (threadIdx.x < kBlocks) {
-    cuda::send(&s.parts[side][cuda::cluster_rank()], mine, &s.told[side], threadIdx.x);
-  }
-  if (threadIdx.x == 0) cuda::barrier_arrive_expect(&s.told[side], kBlocks * sizeof(float2));
-  cuda::barrier_wait<true>(&s.told[side], turn / 2 % 2);
-  return s.parts[side];
-}
-
-// Streams rows from sources into the ring: chunk by chunk, one of each source after the other.
-template <int kSources, class T>
-__device__ void produce(LongRow& s, const SoftmaxArgs& args, const Slice& slice,
-                        std::int64_t cluster, std::int64_t clusters,
-                        const T* const (&sources)[kSources]) {
-  typename decltype(s.ring)::At at;
-  for (std::int64_t row = cluster; row < args.outer; row += clusters) {
-    const std::int64_t start = row * args.cols + slice.first * kPack<T>;
-    for (int done = 0; done < slice.packs; done += kConsumers) {
-      const int packs = min(kConsumers, slice.packs - done);
-#pragma unroll
-      for (int i = 0; i < kSources; ++i) {
-        s.ring.fill(at, sources[i] + start + std::int64_t{done} * kPack<T>, packs * 16);
-        at.next();
-      }
-    }
-  }
-}
-
-// The start of a long-row kernel, by all threads; true for those that consume.
-template <int kBlocks>
-__device__ bool begin(LongRow& s) {
-  if (threadIdx.x == 0) {
-    s.ring.init(kConsumers / kWarp);
-    cuda::barrier_init(&s.told[0], 1);
-    cuda::barrier_init(&s.told[1], 1);
-    cuda::barrier_init_done();
-  }
-  __syncthreads();
-  if constexpr (kBlocks > 1) cuda::cluster_sync();
-  return threadIdx.x < kConsumers;
-}
-
-template <class T>
-__device__ __forceinline__ Pack<T> pack_in(const unsigned char* slot) {
-  const uint4 bits = reinterpret_cast<const uint4*>(slot)[threadIdx.x];
-  return {{bits.x, bits.y, bits.z, bits.w}};
-}
-
-template <class T, int kBlocks>
-__global__ void __launch_bounds__(kLongThreads, 1)
-    forward_long(SoftmaxArgs args, const T* x, T* y) {
-  extern __shared__ __align__(128) unsigned char memory[];
-  LongRow& s = *reinterpret_cast<LongRow*>(memory);
-  const Slice slice = slice_of<kBlocks>(args.cols / kPack<T>);
-  const std::int64_t cluster = blockIdx.x / kBlocks;
-  const std::int64_t clusters = gridDim.x / kBlocks;
-  if (!begin<kBlocks>(s)) {
-    if (threadIdx.x == kConsumers) produce<1>(s, args, slice, cluster, clusters, {x});
-    return;
-  }
-  typename decltype(s.ring)::At at;
-  unsigned turn = 0;
-  float v[kPack<T>];
-  for (std::int64_t row = cluster; row < args.outer; row += clusters, ++turn) {
-    float m = -INFINITY;
-    float sum = 0;
-    auto again = at;
-    const int rank = threadIdx.x;
-    for (int done = 0; done < slice.packs; done += kConsumers, at.next()) {
-      const unsigned char* slot = s.ring.wait(at);
-      if (done + rank >= slice.packs) continue;
-      cuda::unpack(pack_in<T>(slot), v);
-      float largest = v[0];
-#pragma unroll
-      for (int i = 1; i < kPack<T>; ++i) largest = cuda::max_nan(largest, v[i]);
-      if (!(largest <= m)) {  // rarely, after the first few; or NaN
-        sum *= expf(m - largest);
-        m = largest;
-      }
-      const float ref = finite_reference(m);
-#pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) sum += exp_for<T>(v[i] - ref);
-    }
-    float all = over_block<true>(s, m);
-    sum = over_block<false>(s, sum == 0 ? 0 : sum * expf(m - all));
-    if constexpr (kBlocks > 1) {
-      const float2* parts = tell<kBlocks>(s, {all, sum}, turn);
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) all = cuda::max_nan(all, parts[b].x);
-      const float ref = finite_reference(all);
-      sum = 0;
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) sum += parts[b].y * expf(parts[b].x - ref);
-    }
-    const float share = 1 / sum;
-    T* out = y + row * args.cols + slice.first * kPack<T>;
-    for (int done = 0; done < slice.packs; done += kConsumers, again.next()) {
-      if (done + rank < slice.packs) {
-        cuda::unpack(pack_in<T>(s.ring.slot[again.slot]), v);
-#pragma unroll
-        for (int i = 0; i < kPack<T>; ++i) v[i] = exp_for<T>(v[i] - all) * share;
-        cuda::store_pack(cuda::pack_of<T>(v), out + std::int64_t{done + rank} * kPack<T>);
-      }
-      s.ring.release(again);
-    }
-  }
-}
-
-template <class T, int kBlocks>
-__global__ void __launch_bounds__(kLongThreads, 1)
-    backward_long(SoftmaxArgs args, const T* y, const T* dy, T* dx) {
-  extern __shared__ __align__(128) unsigned char memory[];
-  LongRow& s = *reinterpret_cast<LongRow*>(memory);
-  const Slice slice = slice_of<kBlocks>(args.cols / kPack<T>);
-  const std::int64_t cluster = blockIdx.x / kBlocks;
-  const std::int64_t clusters = gridDim.x / kBlocks;
-  if (!begin<kBlocks>(s)) {
-    if (threadIdx.x == kConsumers) produce<2>(s, args, slice, cluster, clusters, {y, dy});
-    return;
-  }
-  typename decltype(s.ring)::At at;
-  unsigned turn = 0;
-  float u[kPack<T>];
-  float v[kPack<T>];
-  for (std::int64_t row = cluster; row < args.outer; row += clusters, ++turn) {
-    float dot = 0;
-    auto again = at;
-    const int rank = threadIdx.x;
-    for (int done = 0; done < slice.packs; done += kConsumers) {
-      const unsigned char* y_slot = s.ring.wait(at);
-      at.next();
-      const unsigned char* dy_slot = s.ring.wait(at);
-      at.next();
-      if (done + rank >= slice.packs) continue;
-      cuda::unpack(pack_in<T>(y_slot), u);
-      cuda::unpack(pack_in<T>(dy_slot), v);
-#pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) dot += u[i] * v[i];
-    }
-    dot = over_block<false>(s, dot);
-    if constexpr (kBlocks > 1) {
-      const float2* parts = tell<kBlocks>(s, {dot, 0}, turn);
-      dot = 0;
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) dot += parts[b].x;
-    }
-    consumers_sync();  // warp_parts may be written again
-    T* out = dx + row * args.cols + slice.first * kPack<T>;
-    for (int done = 0; done < slice.packs; done += kConsumers) {
-      auto dy_at = again;
-      dy_at.next();
-      if (done + rank < slice.packs) {
-        cuda::unpack(pack_in<T>(s.ring.slot[again.slot]), u);
-        cuda::unpack(pack_in<T>(s.ring.slot[dy_at.slot]), v);
-#pragma unroll
-        for (int i = 0; i < kPack<T>; ++i) u[i] *= v[i] - dot;
-        cuda::store_pack(cuda::pack_of<T>(u), out + std::int64_t{done + rank} * kPack<T>);
-      }
-      s.ring.release(again);
-      s.ring.release(dy_at);
-      again = dy_at;
-      again.next();
-    }
-  }
-}
-
-// Launches kernel<T, blocks> for the smallest cluster that keeps a row of `sources` arrays with room
-// for a third of the next one; false where none does.
-template <class Kernel, class... Args>
-bool launch_long(std::int64_t packs, int sources, std::int64_t rows, cudaStream_t stream,
-                 const Kernel& kernel_of, Args... args) {
-  const auto slots = [&](int blocks) {
-    return sources * cuda::blocks_for(cuda::blocks_for(packs, blocks), kConsumers);
-  };
-  const auto launch = [&](auto blocks) {
-    constexpr int kBlocks = blocks();
-    if (slots(kBlocks) > (kBlocks == kMostBlocks ? kSlots : kSlots * 3 / 4)) return false;
-    const auto kernel = kernel_of(blocks);
-    static const int clusters = cuda::clusters_at_once(kernel, kBlocks, kLongThreads, kLongBytes);
-    cuda::launch(kernel, std::min<std::int64_t>(rows, clusters) * kBlocks, kLongThreads, kLongBytes,
-                 kBlocks, stream, args...);
-    return true;
-  };
-  using std::integral_constant;
-  return launch(integral_constant<int, 1>()) || launch(integral_constant<int, 2>()) ||
-         launch(integral_constant<int, 4>()) || launch(integral_constant<int, kMostBlocks>());
 }
 
 // ---- any row: walked twice ----
 
 constexpr int kWalkers = 512;
+constexpr std::int64_t kLongWalk = 1 << 16;  // columns from which on a cluster walks together
 
-template <class T>
+// The columns that a thread walks: from first, in steps of step, up to args.cols.
+template <int kCluster>
+struct Walk {
+  std::int64_t row, first;
+  static constexpr std::int64_t kStep = kWalkers * kCluster;
+
+  __device__ explicit Walk(const SoftmaxArgs& args)
+      : row(blockIdx.x / kCluster * args.cols),
+        first(blockIdx.x % kCluster * kWalkers + threadIdx.x) {}
+};
+
+template <class T, int kCluster>
 __global__ void __launch_bounds__(kWalkers) forward_walked(SoftmaxArgs args, const T* x, T* y) {
-  using Row = RowThreads<kWalkers>;
-  __shared__ float room[2][Row::kWarps];
-  const std::int64_t row = std::int64_t{blockIdx.x} * args.cols;
+  __shared__ float2 room[kWalkers / kWarp];
+  __shared__ cuda::Meeting<kCluster> meeting;
+  cuda::wait_turn();
+  meeting.open();
+  const Walk<kCluster> walk(args);
   float m = -INFINITY;
   float sum = 0;
-  for (std::int64_t c = threadIdx.x; c < args.cols; c += kWalkers) {
-    const float v = widen(x[row + c]);
+  for (std::int64_t c = walk.first; c < args.cols; c += walk.kStep) {
+    const float v = widen(x[walk.row + c]);
     if (!(v <= m)) {  // larger, or NaN
       sum *= expf(m - v);
       m = v;
     }
-    sum += exp_for<T>(v - finite_reference(m));
+    sum += exp_times_constant<T>(v - finite_reference(m));
   }
-  const float all = Row::max(m, room[0]);
-  sum = Row::sum(sum == 0 ? 0 : sum * expf(m - all), room[1]);
-  const float share = 1 / sum;
-  for (std::int64_t c = threadIdx.x; c < args.cols; c += kWalkers) {
-    y[row + c] = narrow<T>(exp_for<T>(widen(x[row + c]) - all) * share);
+  const float top = cuda::lanes_max(m);
+  sum = cuda::lanes_sum(sum == 0 ? 0 : sum * expf(m - top));
+  Total total = total_over_warps<kWalkers / kWarp>({top, sum}, room);
+  if constexpr (kCluster > 1) {
+    total = total_of<kCluster>(meeting.tell({total.top, total.sum}));
+  }
+  const float factor = 1 / total.sum;
+  for (std::int64_t c = walk.first; c < args.cols; c += walk.kStep) {
+    y[walk.row + c] =
+        narrow<T>(exp_times_constant<T>(widen(x[walk.row + c]) - total.top) * factor);
   }
 }
 
-template <class T>
+template <class T, int kCluster>
 __global__ void __launch_bounds__(kWalkers)
     backward_walked(SoftmaxArgs args, const T* y, const T* dy, T* dx) {
-  using Row = RowThreads<kWalkers>;
+  using Row = cuda::RowThreads<kWalkers>;
   __shared__ float room[Row::kWarps];
-  const std::int64_t row = std::int64_t{blockIdx.x} * args.cols;
-  float s = 0;
-  for (std::int64_t c = threadIdx.x; c < args.cols; c += kWalkers) {
-    s += widen(y[row + c]) * widen(dy[row + c]);
+  __shared__ cuda::Meeting<kCluster> meeting;
+  cuda::wait_turn();
+  meeting.open();
+  const Walk<kCluster> walk(args);
+  float dot = 0;
+  for (std::int64_t c = walk.first; c < args.cols; c += walk.kStep) {
+    dot += widen(y[walk.row + c]) * widen(dy[walk.row + c]);
   }
-  s = Row::sum(s, room);
-  for (std::int64_t c = threadIdx.x; c < args.cols; c += kWalkers) {
-    dx[row + c] = narrow<T>(widen(y[row + c]) * (widen(dy[row + c]) - s));
+  dot = Row::sum(dot, room);
+  if constexpr (kCluster > 1) {
+    const float2* parts = meeting.tell({dot, 0});
+    dot = 0;
+#pragma unroll
+    for (int i = 0; i < kCluster; ++i) dot += parts[i].x;
+  }
+  for (std::int64_t c = walk.first; c < args.cols; c += walk.kStep) {
+    const std::int64_t i = walk.row + c;
+    dx[i] = narrow<T>(widen(y[i]) * (widen(dy[i]) - dot));
   }
 }
 
@@ -418,6 +300,7 @@ template <class T>
 __global__ void __launch_bounds__(kWarp* kShares)
     forward_strided(SoftmaxArgs args, std::int64_t tiles, const T* x, T* y) {
   __shared__ float room[2][kShares][kWarp];
+  cuda::wait_turn();
   const int lane = threadIdx.x % kWarp;
   const int share = threadIdx.x / kWarp;
   const std::int64_t inner = blockIdx.x % tiles * kWarp + lane;
@@ -447,6 +330,7 @@ template <class T>
 __global__ void __launch_bounds__(kWarp* kShares)
     backward_strided(SoftmaxArgs args, std::int64_t tiles, const T* y, const T* dy, T* dx) {
   __shared__ float room[kShares][kWarp];
+  cuda::wait_turn();
   const int lane = threadIdx.x % kWarp;
   const int share = threadIdx.x / kWarp;
   const std::int64_t inner = blockIdx.x % tiles * kWarp + lane;
@@ -468,27 +352,60 @@ __global__ void __launch_bounds__(kWarp* kShares)
 
 // ---- launch ----
 
-template <int kThreads>
-unsigned grid(const SoftmaxArgs& args) {
-  return static_cast<unsigned>(cuda::blocks_for(args.outer, RowThreads<kThreads>::kRows));
+// Calls body(form) with the first of the forms that holds so many packs; false where none does.
+template <class... Forms, class Body>
+bool with_form(std::int64_t packs, const Body& body) {
+  return ((packs <= Forms::kMost && (body(Forms()), true)) || ...);
 }
 
-// Calls body(threads, packs a thread), as constants, for the narrowest form that keeps a row in
-// registers; false where the row is too long.
+template <class T, class Body>
+bool with_forward_form(std::int64_t packs, const Body& body) {
+  constexpr int kWide = sizeof(T) == 4 ? 1024 : 512;  // 16 bits: two blocks on a multiprocessor
+  return with_form<Form<T, 4, 1>, Form<T, 4, 4>, Form<T, 8, 4>, Form<T, 16, 4>, Form<T, 32, 2>,
+                   Form<T, 32, 4>, Form<T, 128, 2>, Form<T, 256, 2>, Form<T, 512, 2>,
+                   Form<T, 512, 4>, Form<T, 512, 8>, Form<T, kWide, 8>, Form<T, kWide, 8, 2>,
+                   Form<T, kWide, 10, 4>, Form<T, kWide, 8, 8>, Form<T, 1024, 8, 8>>(packs, body);
+}
+template <class T, class Body>
+bool with_backward_form(std::int64_t packs, const Body& body) {
+  return with_form<Form<T, 4, 1>, Form<T, 4, 4>, Form<T, 8, 4>, Form<T, 16, 4>, Form<T, 32, 2>,
+                   Form<T, 32, 4>, Form<T, 32, 8>, Form<T, 128, 4>, Form<T, 256, 4>,
+                   Form<T, 512, 4>, Form<T, 1024, 4>, Form<T, 1024, 4, 2>, Form<T, 1024, 4, 4>>(
+      packs, body);
+}
+
+// Calls body(first row, rows) for all of them, as many at a time as a grid has blocks.
 template <class Body>
-bool with_form(std::int64_t packs, const Body& body) {
-  const auto form = [&](auto threads, auto each) {
-    if (packs > threads() * each()) return false;
-    body(threads, each);
-    return true;
+void in_grids(std::int64_t rows, std::int64_t blocks_each, const Body& body) {
+  const std::int64_t most = std::numeric_limits<std::int32_t>::max() / blocks_each;
+  for (std::int64_t first = 0; first < rows; first += most) {
+    body(first, std::min(most, rows - first));
+  }
+}
+
+// Calls body(arguments of some rows, where they begin, blocks each as a constant).
+template <class Body>
+void in_walks(const SoftmaxArgs& args, const Body& body) {
+  const auto walk = [&](auto cluster) {
+    in_grids(args.outer, cluster(), [&](std::int64_t first, std::int64_t rows) {
+      SoftmaxArgs some = args;
+      some.outer = rows;
+      body(some, first * args.cols, cluster);
+    });
   };
-  using std::integral_constant;
-  constexpr integral_constant<int, 4> k4;
-  return form(integral_constant<int, 4>(), integral_constant<int, 1>()) ||
-         form(integral_constant<int, 4>(), k4) || form(integral_constant<int, 8>(), k4) ||
-         form(integral_constant<int, 16>(), k4) || form(integral_constant<int, 32>(), k4) ||
-         form(integral_constant<int, 32>(), integral_constant<int, 8>()) ||
-         form(integral_constant<int, 128>(), k4) || form(integral_constant<int, 256>(), k4);
+  if (args.cols < kLongWalk) return walk(std::integral_constant<int, 1>());
+  walk(std::integral_constant<int, kBlocks>());
+}
+
+// Calls body(arguments of some rows, where they begin, tiles of 32 neighbours).
+template <class Body>
+void in_tiles(const SoftmaxArgs& args, const Body& body) {
+  const std::int64_t tiles = cuda::blocks_for(args.inner, kWarp);
+  in_grids(args.outer, tiles, [&](std::int64_t first, std::int64_t rows) {
+    SoftmaxArgs some = args;
+    some.outer = rows;
+    body(some, first * args.cols * args.inner, tiles);
+  });
 }
 
 template <class T>
@@ -498,24 +415,22 @@ void softmax_fwd(const KernelCall& call) {
   T* y = call.output<T>(0);       // [outer, cols, inner]
   const auto stream = static_cast<cudaStream_t>(call.queue);
   if (args.inner != 1) {
-    const std::int64_t tiles = cuda::blocks_for(args.inner, kWarp);
-    forward_strided<T><<<static_cast<unsigned>(args.outer * tiles), kWarp * kShares, 0, stream>>>(
-        args, tiles, x, y);
-    return;
+    return in_tiles(args, [&](const SoftmaxArgs& some, std::int64_t at, std::int64_t tiles) {
+      cuda::launch(forward_strided<T>, some.outer * tiles, kWarp * kShares, 0, 1, stream, some,
+                   tiles, x + at, y + at);
+    });
   }
   const bool whole = args.cols % kPack<T> == 0 && cuda::is_aligned(x) && cuda::is_aligned(y);
-  if (whole && with_form(args.cols / kPack<T>, [&](auto threads, auto packs) {
-        forward_kept<T, threads(), packs()>
-            <<<grid<threads()>(args), RowThreads<threads()>::kBlock, 0, stream>>>(args, x, y);
+  if (whole && with_forward_form<T>(args.cols / kPack<T>, [&]<class F>(F) {
+        cuda::launch(forward_kept<F>, F::blocks(args.outer), F::kBlock,
+                     0, F::kCluster, stream, args, x, y);
       })) {
     return;
   }
-  if (whole && launch_long(
-                   args.cols / kPack<T>, 1, args.outer, stream,
-                   [](auto blocks) { return forward_long<T, blocks()>; }, args, x, y)) {
-    return;
-  }
-  forward_walked<T><<<static_cast<unsigned>(args.outer), kWalkers, 0, stream>>>(args, x, y);
+  in_walks(args, [&](const SoftmaxArgs& some, std::int64_t at, auto cluster) {
+    cuda::launch(forward_walked<T, cluster()>, some.outer * cluster(), kWalkers, 0, cluster(),
+                 stream, some, x + at, y + at);
+  });
 }
 
 template <class T>
@@ -526,25 +441,30 @@ void softmax_bwd(const KernelCall& call) {
   T* dx = call.output<T>(0);       // [outer, cols, inner]
   const auto stream = static_cast<cudaStream_t>(call.queue);
   if (args.inner != 1) {
-    const std::int64_t tiles = cuda::blocks_for(args.inner, kWarp);
-    backward_strided<T><<<static_cast<unsigned>(args.outer * tiles), kWarp * kShares, 0, stream>>>(
-        args, tiles, y, dy, dx);
-    return;
+    return in_tiles(args, [&](const SoftmaxArgs& some, std::int64_t at, std::int64_t tiles) {
+      cuda::launch(backward_strided<T>, some.outer * tiles, kWarp * kShares, 0, 1, stream, some,
+                   tiles, y + at, dy + at, dx + at);
+    });
   }
   const bool whole = args.cols % kPack<T> == 0 && cuda::is_aligned(y) && cuda::is_aligned(dy) &&
                      cuda::is_aligned(dx);
-  if (whole && with_form(args.cols / kPack<T>, [&](auto threads, auto packs) {
-        backward_kept<T, threads(), packs()>
-            <<<grid<threads()>(args), RowThreads<threads()>::kBlock, 0, stream>>>(args, y, dy, dx);
+  const std::int64_t packs = args.cols / kPack<T>;
+  if (whole && with_backward_form<T>(packs, [&]<class F>(F) {
+        cuda::launch(backward_kept<F>, F::blocks(args.outer), F::kBlock,
+                     0, F::kCluster, stream, args, y, dy, dx);
       })) {
     return;
   }
-  if (whole && launch_long(
-                   args.cols / kPack<T>, 2, args.outer, stream,
-                   [](auto blocks) { return backward_long<T, blocks()>; }, args, y, dy, dx)) {
-    return;
+  if (whole && 2 * cuda::blocks_for(cuda::blocks_for(packs, kBlocks), kConsumers) <= kSlots) {
+    const auto kernel = backward_long<T>;
+    static const int clusters = cuda::clusters_at_once(kernel, kBlocks, kLongThreads, kLongBytes);
+    return cuda::launch(kernel, std::min<std::int64_t>(args.outer, clusters) * kBlocks,
+                        kLongThreads, kLongBytes, kBlocks, stream, args, y, dy, dx);
   }
-  backward_walked<T><<<static_cast<unsigned>(args.outer), kWalkers, 0, stream>>>(args, y, dy, dx);
+  in_walks(args, [&](const SoftmaxArgs& some, std::int64_t at, auto cluster) {
+    cuda::launch(backward_walked<T, cluster()>, some.outer * cluster(), kWalkers, 0, cluster(),
+                 stream, some, y + at, dy + at, dx + at);
+  });
 }
 
 template <class T>

@@ -1,10 +1,12 @@
-// Launches with more shared memory than a block has by default, and in clusters.
+// How kernels are launched: overlapping, in clusters, with more shared memory than a block has by default.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <array>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "backends/cuda/device/ring.cuh"
@@ -17,22 +19,54 @@ namespace mlxtape::cuda {
 constexpr int kMultiprocessors = 132;
 constexpr int kSharedBytes = 227 * 1024;  // most that one block may have
 
-// cluster: consecutive blocks that may reach each other's shared memory; 1: none.
+// A kernel may start while the one before it on the stream still runs, which hides most of what a launch
+// costs the device, about 1 us: its blocks take the room that ending blocks leave, and wait here. So
+// this comes first in every kernel, before any memory is read or written, in every thread: then a kernel
+// is done only after all before it are, and the order of the stream holds for memory as ever.
+__device__ __forceinline__ void wait_turn() {
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// MLXTAPE_CUDA_OVERLAP=0 gives every kernel the device for itself, to compare.
+inline bool overlap() {
+  static const bool on = [] {
+    const char* value = std::getenv("MLXTAPE_CUDA_OVERLAP");
+    return value == nullptr || std::strcmp(value, "0") != 0;
+  }();
+  return on;
+}
+
+// Blocks of a launch, in one or two dimensions.
+struct Blocks {
+  dim3 count;
+  Blocks(std::int64_t n) : count(static_cast<unsigned>(n)) {}  // NOLINT: a number is meant
+  Blocks(std::int64_t x, std::int64_t y)
+      : count(static_cast<unsigned>(x), static_cast<unsigned>(y)) {}
+};
+
 struct Launch {
   cudaLaunchConfig_t config{};
-  cudaLaunchAttribute attribute{};
+  cudaLaunchAttribute attributes[2]{};
 
-  Launch(std::int64_t blocks, int threads, int shared, int cluster, cudaStream_t stream) {
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
+  Launch(Blocks blocks, int threads, int shared, cudaStream_t stream) {
+    config.gridDim = blocks.count;
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.dynamicSmemBytes = static_cast<std::size_t>(shared);
     config.stream = stream;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
-    attribute.val.clusterDim.y = 1;
-    attribute.val.clusterDim.z = 1;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    if (overlap()) {
+      cudaLaunchAttribute& early = attributes[config.numAttrs++];
+      early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      early.val.programmaticStreamSerializationAllowed = 1;
+    }
+  }
+  void in_clusters_of(int blocks) {
+    cudaLaunchAttribute& size = attributes[config.numAttrs++];
+    size.id = cudaLaunchAttributeClusterDimension;
+    size.val.clusterDim.x = static_cast<unsigned>(blocks);
+    size.val.clusterDim.y = 1;
+    size.val.clusterDim.z = 1;
   }
   Launch(const Launch&) = delete;  // config points into it
   Launch& operator=(const Launch&) = delete;
@@ -60,12 +94,14 @@ inline void allow_shared(const void* kernel, int shared) {
   slot = {kernel, device};
 }
 
+// The kernel begins with wait_turn. cluster: consecutive blocks that may reach each other's shared
+// memory; 1: none.
 template <class... Params, class... Args>
-void launch(void (*kernel)(Params...), std::int64_t blocks, int threads, int shared, int cluster,
+void launch(void (*kernel)(Params...), Blocks blocks, int threads, int shared, int cluster,
             cudaStream_t stream, Args&&... args) {
   allow_shared(reinterpret_cast<const void*>(kernel), shared);
-  Launch how(blocks, threads, shared, cluster, stream);
-  how.config.numAttrs = cluster > 1 ? 1 : 0;
+  Launch how(blocks, threads, shared, stream);
+  if (cluster > 1) how.in_clusters_of(cluster);
   check(cudaLaunchKernelEx(&how.config, kernel, std::forward<Args>(args)...), "the launch");
 }
 
@@ -73,7 +109,8 @@ void launch(void (*kernel)(Params...), std::int64_t blocks, int threads, int sha
 template <class... Params>
 int clusters_at_once(void (*kernel)(Params...), int cluster, int threads, int shared) {
   allow_shared(reinterpret_cast<const void*>(kernel), shared);
-  const Launch how(cluster, threads, shared, cluster, nullptr);
+  Launch how(cluster, threads, shared, nullptr);
+  how.in_clusters_of(cluster);
   int count = 0;
   check(cudaOccupancyMaxActiveClusters(&count, kernel, &how.config), "counting clusters");
   return count;

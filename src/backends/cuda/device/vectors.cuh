@@ -52,11 +52,15 @@ struct alignas(16) Pack {
   unsigned word[4];
 };
 
-// Read once, by this thread alone: not worth a line in the first-level cache.
+// Read once, by this thread alone: not worth a line in the first-level cache. Memory that no thread of
+// the kernel writes.
 template <class T>
 __device__ __forceinline__ Pack<T> load_pack(const T* p) {
-  const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(p));
-  return {{bits.x, bits.y, bits.z, bits.w}};
+  Pack<T> pack;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pack.word[0]), "=r"(pack.word[1]), "=r"(pack.word[2]), "=r"(pack.word[3])
+               : "l"(p));
+  return pack;
 }
 // Read again by others: weights.
 template <class T>
@@ -125,9 +129,16 @@ __device__ __forceinline__ float max_nan(float a, float b) {
 }
 template <int kLanes = kWarp>
 __device__ __forceinline__ float lanes_max(float v) {
+  if constexpr (kLanes == kWarp) {  // one instruction for integers: in the order of the numbers, NaN last
+    const int bits = __float_as_int(v);
+    const int key = v != v ? 0x7fffffff : bits ^ ((bits >> 31) & 0x7fffffff);
+    const int largest = __reduce_max_sync(kAll, key);
+    return __int_as_float(largest ^ ((largest >> 31) & 0x7fffffff));
+  } else {
 #pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) v = max_nan(v, __shfl_xor_sync(kAll, v, step));
-  return v;
+    for (int step = kLanes / 2; step > 0; step /= 2) v = max_nan(v, __shfl_xor_sync(kAll, v, step));
+    return v;
+  }
 }
 
 }  // namespace mlxtape::cuda
