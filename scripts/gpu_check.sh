@@ -29,8 +29,8 @@ brief='--gtest_brief=1'
 step info ./mlxtape info
 step 'tests of the ops' ./op_tests $brief --gtest_filter='*/cuda'
 step 'tests of the backend' ./unit_tests $brief --gtest_filter='Cuda*:*/cuda'
-# Shapes enough to reach every kernel; the long sweeps would take hours under these tools.
-reduced='*EveryShape*/cuda:*EveryAxis*/cuda:*Extreme*/cuda:*Random*/cuda:*Batches*/cuda'
+# Shapes enough to reach every form of every kernel; the long sweeps would take hours under these tools.
+reduced='*EveryShape*/cuda:*EveryForm*/cuda:*EveryAxis*/cuda:*EveryWidth*/cuda:*Extreme*/cuda:*Random*/cuda:*Batches*/cuda'
 for tool in memcheck racecheck initcheck synccheck; do
   step "$tool" env MLXTAPE_TEST_SECONDS=600 timeout 900 compute-sanitizer --tool $tool \
     --error-exitcode 1 ./op_tests $brief --gtest_filter="$reduced"
@@ -42,9 +42,9 @@ else
   echo 'python3 has no torch, so no peers to compare with'
 fi
 # What is measured in the regime of one kernel after the other is in the second file.
-step benchmark ./mlxtape bench ops --device cuda --seconds 0.1 --filter ' (f32|bf16)$' \
+step benchmark timeout 3600 ./mlxtape bench ops --device cuda --seconds 0.1 --filter ' (f32|bf16)$' \
   --json "$results" "${peers[@]}"
-step 'benchmark without overlap' env MLXTAPE_CUDA_OVERLAP=0 ./mlxtape bench ops --device cuda \
+step 'benchmark without overlap' timeout 1800 ./mlxtape bench ops --device cuda --no-overlap \
   --seconds 0.05 --filter ' (f32|bf16)$' --json "${results%.json}-no-overlap.json"
 if command -v python3 >/dev/null; then python3 peers/table.py "$results"; fi
 

@@ -10,6 +10,7 @@
 #include "commit.h"
 #include "mlxtape/core/device.h"
 #include "mlxtape/core/registry.h"
+#include "mlxtape/core/source_kernel.h"
 #include "mlxtape/core/threads.h"
 #ifdef MLXTAPE_HAS_CASES
 #include <gtest/gtest.h>
@@ -62,6 +63,16 @@ int selftest(const std::string& filter) {
 }
 #endif
 
+// Where kernels from source are kept between runs; empty where the user has no such place.
+std::string cache_folder() {
+  const auto below = [](const char* variable, const char* rest) {
+    const char* value = std::getenv(variable);
+    return value != nullptr && *value != '\0' ? std::string(value) + rest : std::string();
+  };
+  const std::string folder = below("XDG_CACHE_HOME", "/mlxtape");
+  return folder.empty() ? below("HOME", "/.cache/mlxtape") : folder;
+}
+
 constexpr int kCalledWrongly = 2;
 
 int run(int argc, char** argv) {
@@ -103,6 +114,9 @@ int run(int argc, char** argv) {
   bench_ops->add_option("--device", device, "what to measure: cpu or cuda")
       ->capture_default_str()
       ->check(CLI::IsMember({"cpu", "cuda"}));
+  bool one_by_one = false;
+  bench_ops->add_flag("--no-overlap", one_by_one,
+                      "cuda: start each kernel after the one before has ended");
   CLI::App* selftest_command = app.add_subcommand(
       "selftest", "check every kernel on this machine against its formula in double precision");
   std::string test_filter = "*";
@@ -134,12 +148,14 @@ int run(int argc, char** argv) {
 #endif
 
   set_threads(thread_count);
+  set_kernel_cache(cache_folder());
   if (!target.empty()) cpu::limit_target(target);
   if (*info_command) info();
   if (*kernels_command) list_kernels();
 #ifdef MLXTAPE_HAS_CASES
   if (*bench_ops) {
     Device& measured = Device::find(device == "cuda" ? Backend::kCuda : Backend::kCpu);
+    measured.set_overlap(!one_by_one);
     bench::run_ops(measured, config, std::cout);
   }
   if (*selftest_command) return selftest(test_filter);

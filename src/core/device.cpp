@@ -1,5 +1,7 @@
 #include "mlxtape/core/device.h"
 
+#include <mutex>
+
 #include "mlxtape/base/checked.h"
 #include "mlxtape/core/encoder.h"
 #include "mlxtape/core/source_kernel.h"
@@ -63,6 +65,29 @@ Device& Device::find(Backend backend) {
 std::unique_ptr<CommandEncoder> Device::make_encoder_on(void*) {
   throw Error(Errc::kDevice,
               "device: an encoder for a queue needs a device with queues, got " + name());
+}
+
+namespace {
+
+struct KernelCache {
+  std::mutex mutex;
+  std::string folder;
+};
+KernelCache& the_kernel_cache() {
+  static KernelCache cache;
+  return cache;
+}
+
+}  // namespace
+
+void set_kernel_cache(const std::string& folder) {
+  const std::lock_guard lock(the_kernel_cache().mutex);
+  the_kernel_cache().folder = folder;
+}
+
+std::string kernel_cache() {
+  const std::lock_guard lock(the_kernel_cache().mutex);
+  return the_kernel_cache().folder;
 }
 
 const Kernel& Device::add_kernel(const SourceKernel& kernel) {

@@ -54,6 +54,13 @@ class CommandEncoder::Lock {
 void CommandEncoder::run(const Kernel& kernel, const void* args, std::size_t args_bytes,
                          std::initializer_list<TensorRef> in,
                          std::initializer_list<TensorRef> out) {
+  const Lock lock(*this);
+  // A graph that lacks a kernel would be wrong at every replay.
+  struct Failed {
+    CommandEncoder& encoder;
+    bool on = true;
+    ~Failed() { encoder.recording_failed_ |= on && encoder.recording_; }
+  } failed{*this};
   std::array<void*, kMostTensors> addresses{};
   if (in.size() + out.size() > kMostTensors) {
     throw Error(Errc::kArgument, kernel.name + ": at most " + std::to_string(kMostTensors) +
@@ -74,20 +81,21 @@ void CommandEncoder::run(const Kernel& kernel, const void* args, std::size_t arg
     }
   }
   Buffer workspace;
-  const Lock lock(*this);
   ++counters_.dispatches;
   try {
     if (kernel.workspace != nullptr) {
       const std::size_t bytes = kernel.workspace(args);
       if (bytes != 0) workspace = device_->memory().allocate(bytes);
     }
-    if (!launching_) return;
+    if (!launching_) {
+      failed.on = false;
+      return;
+    }
     if (recording_) {
       for (const auto& list : {in, out}) {
         for (const Tensor& t : list) recorded_memory_.push_back(t.buffer());
       }
       if (workspace) recorded_memory_.push_back(workspace);
-      ++recorded_nodes_;
     }
     const KernelCall call{{addresses.data(), in.size()},
                           {addresses.data() + in.size(), out.size()},
@@ -96,7 +104,9 @@ void CommandEncoder::run(const Kernel& kernel, const void* args, std::size_t arg
                           workspace.address(),
                           nullptr,
                           kernel.state};
-    trace_ && !recording_ ? launch_traced(kernel, call, *trace_) : launch(kernel, call);
+    trace_ && !recording_ ? launch_traced(kernel, call, trace_) : launch(kernel, call);
+    if (recording_) ++recorded_nodes_;
+    failed.on = false;
   } catch (const Error& e) {
     throw Error(e.code(), kernel.name + ": " + e.what());
   } catch (const std::exception& e) {
@@ -106,10 +116,11 @@ void CommandEncoder::run(const Kernel& kernel, const void* args, std::size_t arg
   }
 }
 
-void CommandEncoder::launch_traced(const Kernel& kernel, const KernelCall& call, Trace& trace) {
+void CommandEncoder::launch_traced(const Kernel& kernel, const KernelCall& call,
+                                   const std::shared_ptr<Trace>& trace) {
   const Trace::Clock::time_point start = Trace::Clock::now();
   launch(kernel, call);
-  trace.add(kernel.name, name_of(backend()), start, Trace::Clock::now());
+  trace->add(kernel.name, name_of(backend()), start, Trace::Clock::now());
 }
 
 void CommandEncoder::check_not_recording(const char* what) const {
@@ -126,6 +137,7 @@ void CommandEncoder::begin_capture() {
   submit();
   start_recording();
   recording_ = true;
+  recording_failed_ = false;
 }
 
 std::unique_ptr<Graph> CommandEncoder::end_capture() {
@@ -135,6 +147,10 @@ std::unique_ptr<Graph> CommandEncoder::end_capture() {
   std::vector<Buffer> memory = std::exchange(recorded_memory_, {});
   const std::size_t nodes = std::exchange(recorded_nodes_, 0);
   std::unique_ptr<Graph> graph = finish_recording();
+  if (recording_failed_) {
+    throw Error(Errc::kArgument,
+                "encoder: every kernel of a capture must be recorded, got one that failed");
+  }
   graph->device_ = device_;
   graph->nodes_ = nodes;
   graph->memory_ = std::move(memory);

@@ -67,7 +67,11 @@ struct MemoryPool::Impl {
     const std::lock_guard lock(self.mutex);
     self.stats.current -= block->capacity;
     if (block->guard != 0) {
-      self.inspect(*block);
+      try {
+        self.inspect(*block);
+      } catch (const std::exception& e) {  // the device has failed: nothing can be read from it
+        if (self.broken.empty()) self.broken = e.what();
+      }
       Block** link = &self.guarded_in_use;
       while (*link != block) link = &(*link)->in_use;
       *link = block->in_use;
@@ -162,8 +166,13 @@ struct MemoryPool::Impl {
     block->bytes = bytes;
     if (guarded) {
       auto* base = static_cast<char*>(block->address) - block->guard;
-      raw->fill(base, kGuardValue, block->capacity);
-      raw->fill(block->address, kPoison, bytes);
+      try {
+        raw->fill(base, kGuardValue, block->capacity);
+        raw->fill(block->address, kPoison, bytes);
+      } catch (...) {
+        free_block(block);
+        throw;
+      }
       block->is_zero = false;
       block->in_use = std::exchange(guarded_in_use, block);
     }

@@ -49,10 +49,10 @@ struct CudaSource : testing::Test {
     if (!cuda::nvrtc().is_open()) GTEST_SKIP() << "NVRTC is absent: " << cuda::nvrtc().reason();
     std::string pattern = (fs::temp_directory_path() / "mlxtape-cache-XXXXXX").string();
     folder = mkdtemp(pattern.data());
-    setenv("MLXTAPE_CACHE_DIR", (folder / "below").c_str(), 1);
+    set_kernel_cache(folder / "below");
   }
   void TearDown() override {
-    unsetenv("MLXTAPE_CACHE_DIR");
+    set_kernel_cache("");
     if (!folder.empty()) fs::remove_all(folder);
   }
 
@@ -106,9 +106,21 @@ TEST_F(CudaSource, ADamagedFileIsMadeAgain) {
 }
 
 TEST_F(CudaSource, WorksWhereNothingCanBeKept) {
-  setenv("MLXTAPE_CACHE_DIR", "/dev/null/none", 1);
+  set_kernel_cache("/dev/null/none");
   EXPECT_FALSE(cuda::compile(scale_kernel("a"), 90).was_kept);
   EXPECT_FALSE(cuda::compile(scale_kernel("a"), 90).was_kept);
+}
+
+TEST_F(CudaSource, ATextWithFilesOfItsOwnIsNotKept) {
+  write_whole(folder / "mine.h", "#define BY 2", "test");
+  SourceKernel own = scale_kernel("a");
+  own.source = "#include \"mine.h\"\nextern \"C\" __global__ void scale(float* y) { *y = BY; }";
+  own.options = {"--include-path=" + folder.string()};
+  const std::string before = cuda::compile(own, 90).code;
+  write_whole(folder / "mine.h", "#define BY 3", "test");
+  const cuda::Compiled after = cuda::compile(own, 90);
+  EXPECT_FALSE(after.was_kept);
+  EXPECT_NE(after.code, before);
 }
 
 TEST_F(CudaSource, AMistakeComesBackInTheCompilersWords) {

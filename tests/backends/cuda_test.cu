@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "mlxtape/core/encoder.h"
-#include "mlxtape/ops/softmax.h"
+#include "mlxtape/ops.h"
 
 namespace mlxtape {
 namespace {
@@ -76,25 +76,73 @@ TEST_F(Cuda, AFailedLaunchIsNamedAndTheEncoderGoesOn) {
   EXPECT_EQ(values(*encoder, t), std::vector<float>(64, 2));
 }
 
-// The context is lost with it, so another process does it.
+// The context is lost with a failure, so another process has it. body ends it with exit code 0 after
+// printing the message.
+#define EXPECT_DEVICE_FAILURE(body, message)                    \
+  GTEST_FLAG_SET(death_test_style, "threadsafe");               \
+  EXPECT_EXIT(                                                  \
+      {                                                         \
+        const auto encoder = cuda_device()->make_encoder();     \
+        const Tensor t = encoder->zeros({64}, DType::kF32);     \
+        try {                                                   \
+          body;                                                 \
+        } catch (const Error& e) {                              \
+          std::fprintf(stderr, "%s\n", e.what());               \
+          std::_Exit(0);                                        \
+        }                                                       \
+        std::_Exit(1);                                          \
+      },                                                        \
+      testing::ExitedWithCode(0), message)
+
+void run(CommandEncoder& encoder, const Tensor& t, const char* name, KernelFn fn, int times) {
+  for (int i = 0; i < times; ++i) encoder.dispatch(user_kernel(name, fn), 2.0F, {}, {t});
+}
+
 TEST_F(Cuda, AFailureOnTheDeviceNamesItsKernel) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(
+  EXPECT_DEVICE_FAILURE(
       {
-        const auto encoder = cuda_device()->make_encoder();
-        const Tensor t = encoder->zeros({64}, DType::kF32);
-        encoder->dispatch(user_kernel("user_fill", fill), 2.0F, {}, {t});
+        run(*encoder, t, "user_fill", fill, 1);
         encoder->commit_and_wait();
-        encoder->dispatch(user_kernel("user_stray", write_nowhere), 0, {}, {t});
-        try {
-          encoder->commit_and_wait();
-        } catch (const Error& e) {
-          std::fprintf(stderr, "%s\n", e.what());
-          std::_Exit(0);
-        }
-        std::_Exit(1);
+        run(*encoder, t, "user_stray", write_nowhere, 1);
+        encoder->commit_and_wait();
       },
-      testing::ExitedWithCode(0), "illegal memory access.*user_stray");
+      "illegal memory access in user_stray;");
+}
+
+TEST_F(Cuda, AFailureAmongManyIsNarrowedDown) {
+  EXPECT_DEVICE_FAILURE(
+      {
+        run(*encoder, t, "user_early", fill, 40);
+        encoder->commit_and_wait();
+        run(*encoder, t, "user_before", fill, 48);
+        run(*encoder, t, "user_near", fill, 8);
+        run(*encoder, t, "user_stray", write_nowhere, 1);
+        run(*encoder, t, "user_after", fill, 5);
+        encoder->commit_and_wait();
+      },
+      "illegal memory access in one of user_near, user_stray, user_after ");
+}
+
+TEST_F(Cuda, AFailureIsNotBlamedOnWhoeverFindsIt) {
+  EXPECT_DEVICE_FAILURE(
+      {
+        run(*encoder, t, "user_stray", write_nowhere, 1);
+        cudaDeviceSynchronize();
+        cuda_device()->make_encoder()->dispatch(user_kernel("user_innocent", fill), 1.0F, {}, {t});
+      },
+      "illegal memory access in user_stray;");
+}
+
+TEST_F(Cuda, AFailureInAReplayIsOne) {
+  EXPECT_DEVICE_FAILURE(
+      {
+        encoder->begin_capture();
+        run(*encoder, t, "user_stray", write_nowhere, 1);
+        const auto graph = encoder->end_capture();
+        encoder->replay(*graph);
+        encoder->commit_and_wait();
+      },
+      "illegal memory access in a replayed graph;");
 }
 
 TEST_F(Cuda, MemoryOfAnotherLibraryIsUsedInPlace) {
@@ -112,21 +160,108 @@ TEST_F(Cuda, MemoryOfAnotherLibraryIsUsedInPlace) {
   cudaFree(raw);
 }
 
+__global__ void slow_add_kernel(float* to, float value, int n) {
+  const long long end = clock64() + 200000;  // about 0.1 ms
+  while (clock64() < end) {
+  }
+  for (int i = threadIdx.x; i < n; i += blockDim.x) to[i] += value;
+}
+
+void slow_add(const KernelCall& call) {
+  slow_add_kernel<<<1, 128, 0, static_cast<cudaStream_t>(call.queue)>>>(call.output<float>(0),
+                                                                        call.as<float>(), 64);
+}
+
+// Whoever of two encoders comes later sees what the other did, although the kernels are slow and nobody
+// waits; so does a download.
 TEST_F(Cuda, AStreamOfAnotherLibraryIsKeptInOrder) {
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   {
     const auto ours = cuda_device()->make_encoder();
     const auto theirs = cuda_device()->make_encoder_on(stream);
-    const Tensor x = ours->zeros({4096, 4096}, DType::kF32);
+    const Kernel& fill_now = user_kernel("user_fill", fill);
+    const Kernel& add_late = user_kernel("user_slow_add", slow_add);
     for (int i = 0; i < 20; ++i) {
-      const Tensor y = ops::softmax(i % 2 == 0 ? *ours : *theirs, x);
-      const Tensor z = ops::softmax(i % 2 == 0 ? *theirs : *ours, y);
-      EXPECT_EQ(values(i % 3 == 0 ? *ours : *theirs, z.select(0, 4095)),
-                std::vector<float>(4096, 1.0F / 4096));
+      CommandEncoder& first = i % 2 == 0 ? *ours : *theirs;
+      CommandEncoder& second = i % 2 == 0 ? *theirs : *ours;
+      const auto start = static_cast<float>(100 * i);
+      const Tensor t = first.empty({64}, DType::kF32);
+      first.dispatch(add_late, 0.0F, {}, {t});
+      first.dispatch(fill_now, start, {}, {t});
+      first.dispatch(add_late, 1.0F, {}, {t});
+      second.dispatch(add_late, 2.0F, {}, {t});
+      first.dispatch(add_late, 4.0F, {}, {t});
+      EXPECT_EQ(values(second, t), std::vector<float>(64, start + 7)) << i;
+      const Tensor copy = second.empty({64}, DType::kF32);  // t's block, if it came back too early
+      first.dispatch(add_late, 8.0F, {}, {t});
+      second.copy(t, copy);
+      EXPECT_EQ(values(first, copy), std::vector<float>(64, start + 15)) << i;
     }
   }
   cudaStreamDestroy(stream);
+}
+
+TEST_F(Cuda, AStreamMustBeAStream) {
+  EXPECT_THROW(cuda_device()->make_encoder_on(reinterpret_cast<void*>(std::uintptr_t{64})), Error);
+}
+
+// Our kernels start while the one before ends. Memory is unguarded here, so that nothing lies between
+// them, and every buffer is used again at once.
+TEST_F(Cuda, OverlappingKernelsKeepTheirOrder) {
+  const auto encoder = cuda_device()->make_encoder();
+  const Tensor wide = encoder->empty({512, 4096}, DType::kF32);
+  std::vector<float> host(512 * 4096);
+  for (std::size_t i = 0; i < host.size(); ++i) {
+    host[i] = static_cast<float>(i * 2654435761U % 1000) / 500.0F - 1;
+  }
+  encoder->upload(host.data(), wide.bytes(), wide);
+  const Tensor w = encoder->zeros({512}, DType::kF32);
+  const Tensor taps = encoder->empty({512, 4}, DType::kF32);
+  encoder->upload(host.data(), taps.bytes(), taps);
+  encoder->upload(host.data(), w.bytes(), w);
+  const auto chain = [&](bool waits) {
+    const auto pause = [&] {
+      if (waits) encoder->commit_and_wait();
+    };
+    Tensor x = encoder->contiguous(wide.transpose({1, 0}));  // [4096, 512]
+    pause();
+    for (int i = 0; i < 4; ++i) {
+      const ops::RmsNorm norm = ops::rms_norm(*encoder, x, w, 1e-6F);
+      pause();
+      const auto back = ops::rms_norm_backward(*encoder, x, w, norm.r, norm.y);
+      pause();
+      const Tensor y =
+          ops::conv1d_depthwise_causal(*encoder, back.dx.reshape({1, 4096, 512}), taps).y;
+      pause();
+      const auto conv = ops::conv1d_depthwise_causal_backward(
+          *encoder, back.dx.reshape({1, 4096, 512}), taps, y);
+      pause();
+      const Tensor p = ops::softmax(*encoder, conv.dx.reshape({4096, 512}));
+      pause();
+      const ops::MoeRoute route = ops::moe_route(*encoder, p, 10);
+      pause();
+      const Tensor taken = ops::take_along_axis(*encoder, p, route.indices, 1);
+      pause();
+      x = ops::take_along_axis_backward(*encoder, taken, route.indices, {4096, 512}, 1);
+      pause();
+      x = ops::softmax_backward(*encoder, p, x);
+      pause();
+    }
+    return x;
+  };
+  const std::vector<float> want = values(*encoder, chain(true));
+  for (int i = 0; i < 20; ++i) ASSERT_EQ(values(*encoder, chain(false)), want) << i;
+  encoder->begin_capture();
+  const Tensor captured = chain(false);
+  const auto graph = encoder->end_capture();
+  for (int i = 0; i < 20; ++i) {
+    encoder->replay(*graph);
+    ASSERT_EQ(values(*encoder, captured), want) << i;
+  }
+  encoder->device().set_overlap(false);
+  EXPECT_EQ(values(*encoder, chain(false)), want);
+  encoder->device().set_overlap(true);
 }
 
 TEST_F(Cuda, AskingForMoreThanThereIsIsAnError) {

@@ -1,8 +1,10 @@
 #include "mlxtape/base/files.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 
@@ -38,6 +40,17 @@ TEST_F(Files, AreReadAsTheyWereWritten) {
   EXPECT_EQ(read_whole(path, "test"), "");
 }
 
+TEST_F(Files, LinksAndRightsStay) {
+  const std::string path = folder / "a";
+  write_whole(path, "old", "test");
+  fs::permissions(path, fs::perms::owner_read | fs::perms::owner_write);
+  fs::create_symlink("a", folder / "link");
+  write_whole(folder / "link", "new", "test");
+  EXPECT_TRUE(fs::is_symlink(folder / "link"));
+  EXPECT_EQ(read_whole(path, "test"), "new");
+  EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+}
+
 TEST_F(Files, AFailedWriteLeavesWhatWasThere) {
   const std::string path = folder / "none" / "a";
   EXPECT_THROW(write_whole(path, "x", "test"), Error);
@@ -50,6 +63,22 @@ TEST_F(Files, AFailedWriteLeavesWhatWasThere) {
     EXPECT_EQ(std::string(e.what()).find("test: "), 0U) << e.what();
   }
   EXPECT_TRUE(fs::is_directory(folder / "b"));
+  EXPECT_EQ(files(), 1U);
+}
+
+TEST_F(Files, RunningOutOfRoomLeavesTheOldBytesAndNothingElse) {
+  const std::string path = folder / "a";
+  write_whole(path, "old", "test");
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit small = before;
+  small.rlim_cur = 1000;  // bytes that a file may have
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  EXPECT_THROW(write_whole(path, std::string(5000, 'x'), "test"), Error);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, SIG_DFL);
+  EXPECT_EQ(read_whole(path, "test"), "old");
   EXPECT_EQ(files(), 1U);
 }
 
@@ -67,6 +96,7 @@ TEST_F(Files, ADeviceIsWrittenToAndStays) {
 
 TEST_F(Files, AFileThatIsNotThereIsAnError) {
   EXPECT_THROW(read_whole(folder / "none", "test"), Error);
+  EXPECT_THROW(read_whole(folder, "test"), Error);
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
+#include <stdexcept>
 
 #include "mlxtape/ops/softmax.h"
 #include "support/op_test.h"
@@ -33,9 +35,34 @@ TEST_P(OnEncoder, AGraphRunsAgainOnWhatTheTensorsHoldNow) {
   encoder().replay(*graph);
   EXPECT_EQ(bits_of(encoder(), y), twice(x));
   encoder().copy(other, x);
-  const Tensor noise = random({40, 300}, 3);  // whatever was free is used by somebody else
+  // Whatever was free is used by somebody else, who must not see the replay.
+  std::vector<Tensor> others;
+  for (std::uint64_t i = 0; i < 4; ++i) others.push_back(random({40, 300}, 3 + i));
+  std::vector<std::vector<unsigned char>> before;
+  for (const Tensor& t : others) before.push_back(bits_of(encoder(), t));
+  const std::uint64_t dispatches = encoder().counters().dispatches;
   encoder().replay(*graph);
+  EXPECT_EQ(encoder().counters().dispatches, dispatches + 2);
   EXPECT_EQ(bits_of(encoder(), y), twice(other));
+  for (std::size_t i = 0; i < others.size(); ++i) {
+    EXPECT_EQ(bits_of(encoder(), others[i]), before[i]) << i;
+  }
+}
+
+TEST(Graph, KeepsTheScratchMemoryOfItsKernels) {
+  constexpr std::size_t kBytes = 5000;
+  KernelRegistry& registry = KernelRegistry::instance();
+  registry.add(
+      Backend::kCpu, "fill_scratch",
+      [](const KernelCall& call) { std::memset(call.workspace, 0x5A, kBytes); },
+      [](const void*) { return kBytes; });
+  const auto encoder = Device::cpu().make_encoder();
+  encoder->begin_capture();
+  encoder->dispatch(registry.find(Backend::kCpu, "fill_scratch"), 0, {}, {});
+  const auto graph = encoder->end_capture();
+  const Tensor other = encoder->zeros({kBytes}, DType::kU8);  // as large: it would get the same block
+  encoder->replay(*graph);
+  for (const std::uint8_t byte : other.host<std::uint8_t>()) ASSERT_EQ(byte, 0);
 }
 
 TEST_P(OnEncoder, ZerosOfAGraphAreZeroAtEveryReplay) {
@@ -64,6 +91,43 @@ TEST_P(OnEncoder, ACaptureTakesKernelsAlone) {
   EXPECT_THROW(encoder().upload(host.data(), 64, x), Error);
   EXPECT_EQ(encoder().end_capture()->nodes(), 0U);
   EXPECT_NO_THROW(encoder().download(x, host.data(), 64));
+}
+
+TEST(Graph, OfAFailedCaptureThereIsNone) {
+  KernelRegistry& registry = KernelRegistry::instance();
+  registry.add(
+      Backend::kCpu, "never_has_room", [](const KernelCall&) {},
+      [](const void*) { return std::size_t{1} << 61; });
+  registry.add(Backend::kCpu, "is_fine", [](const KernelCall&) {});
+  registry.add(Backend::kCpu, "fails_when_replayed",
+               [](const KernelCall&) { throw std::runtime_error("of itself"); });
+  const auto encoder = Device::cpu().make_encoder();
+  const auto dispatch = [&](const char* name) {
+    encoder->dispatch(registry.find(Backend::kCpu, name), 0, {}, {});
+  };
+  encoder->begin_capture();
+  dispatch("is_fine");
+  EXPECT_THROW(dispatch("never_has_room"), Error);
+  EXPECT_THROW(encoder->end_capture(), Error);
+  encoder->begin_capture();  // as if nothing had happened
+  dispatch("is_fine");
+  dispatch("fails_when_replayed");
+  const auto graph = encoder->end_capture();
+  EXPECT_EQ(graph->nodes(), 2U);
+  try {
+    encoder->replay(*graph);
+    FAIL() << "a kernel that failed was not noticed";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("fails_when_replayed"), std::string::npos) << e.what();
+  }
+}
+
+TEST_P(OnEncoder, ATraceMayGoBeforeItsKernelsEnd) {
+  const Tensor x = random({40, 300}, 1);
+  encoder().set_trace(std::make_shared<Trace>());
+  ops::softmax(encoder(), x);
+  encoder().set_trace(nullptr);
+  encoder().commit_and_wait();
 }
 
 TEST_P(OnEncoder, ATraceNamesEveryKernel) {

@@ -113,5 +113,7 @@ file(READ ${WORK}/include/mlxtape/ops/${op}.h header)
 string(REPLACE "// Cost " "// Price " without "${header}")
 file(WRITE ${WORK}/include/mlxtape/ops/${op}.h "${without}")
 refuses(tree include/mlxtape/ops/${op}.h "the entry 'Cost' is missing" "")
+refuses(tree src/ops/${op}/${op}.cu "a kernel must begin with wait_turn()"
+        "__global__ void planted(Args args) {}")
 
 file(REMOVE_RECURSE ${WORK})

@@ -6,8 +6,9 @@
 
 namespace mlxtape {
 
-// Written beside the path, brought to the disk, then renamed: whatever happens, path holds the old
-// bytes or the new ones. A path that is no file (a pipe, /dev/null) is just written to. Throws kIo, which begins with who asked; then nothing is left behind.
+// Written beside the file, brought to the disk, then renamed: whatever happens, path holds the old bytes
+// or the new ones. A link stays a link, a file keeps its rights. A path that is no file (a pipe,
+// /dev/null) is just written to. Throws kIo, which begins with who asked; then nothing is left behind.
 void write_whole(const std::string& path, std::string_view bytes, const char* who);
 
 // Throws kIo.

@@ -41,7 +41,8 @@ class Buffer {
   ~Buffer() { leave(); }
 
   // Memory that somebody else owns, used in place. done is called once, when the last copy goes;
-  // it must not throw. Where wrap itself throws, done is not called and the memory stays the
+  // it must not throw. Work that a device still has to do with the memory is the caller's to wait for
+  // before that. Where wrap itself throws, done is not called and the memory stays the
   // caller's. 0 bytes need no address.
   static Buffer wrap(Device& device, void* address, std::size_t bytes,
                      std::function<void()> done = {});

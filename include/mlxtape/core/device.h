@@ -54,6 +54,9 @@ class Device {
   // put there by others. The queue must outlive it. Throws kDevice where there are no queues.
   virtual std::unique_ptr<CommandEncoder> make_encoder_on(void* queue);
 
+  // May a kernel of ours start while the one before it ends? Yes by default; results are the same.
+  virtual void set_overlap(bool) {}
+
   // Adds a kernel from source text to the registry (core/source_kernel.h); every device of this backend
   // can run it. Throws kDevice where there is no compiler for such.
   virtual const Kernel& add_kernel(const SourceKernel& kernel);

@@ -100,7 +100,7 @@ class CommandEncoder {
   void replay(const Graph& graph);  // counts its nodes as dispatches
 
   EncoderCounters counters() const;
-  void set_trace(std::shared_ptr<Trace> trace);  // null stops tracing
+  void set_trace(std::shared_ptr<Trace> trace);  // null stops tracing; a replay is not traced
 
   // With false, dispatch does everything but the launch: what remains is the host's own cost.
   void set_launching(bool on);
@@ -110,13 +110,14 @@ class CommandEncoder {
 
   // What a backend does; called with the encoder locked.
   virtual void launch(const Kernel& kernel, const KernelCall& call) = 0;
-  virtual void launch_traced(const Kernel& kernel, const KernelCall& call, Trace& trace);
+  virtual void launch_traced(const Kernel& kernel, const KernelCall& call,
+                             const std::shared_ptr<Trace>& trace);
   virtual void submit() = 0;
   virtual void wait() = 0;
   virtual void copy_in(const void* host, void* device, std::size_t bytes) = 0;
   virtual void copy_out(const void* device, void* host, std::size_t bytes) = 0;
   virtual void start_recording() = 0;
-  virtual std::unique_ptr<Graph> finish_recording() = 0;  // null: what came between cannot be one
+  virtual std::unique_ptr<Graph> finish_recording() = 0;
   virtual void run_graph(const Graph& graph) = 0;
 
  private:
@@ -134,6 +135,7 @@ class CommandEncoder {
   std::shared_ptr<Trace> trace_;
   bool launching_ = true;
   bool recording_ = false;
+  bool recording_failed_ = false;
   std::vector<Buffer> recorded_memory_;
   std::size_t recorded_nodes_ = 0;
 };

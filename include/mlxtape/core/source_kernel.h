@@ -1,5 +1,5 @@
 // A kernel that comes as source text in the language of its backend (CUDA C++ on cuda). It is compiled
-// when it is first launched, and kept on disk for the next process; then it is dispatched like ours.
+// when it is first launched, and can be kept on disk for the next process; it is dispatched like ours.
 //
 //   extern "C" __global__ void scale(const float* x, float* y, Args args);
 //
@@ -8,8 +8,9 @@
 //
 // The function gets the addresses of the inputs, then those of the outputs, then the arguments by value.
 //
-// Kept in $MLXTAPE_CACHE_DIR, else $XDG_CACHE_HOME/mlxtape, else $HOME/.cache/mlxtape: one file for
-// each text, compiler and GPU. Files may be deleted at any time; a damaged one is made again.
+// Kept in the folder of set_kernel_cache: one file for each text, compiler and GPU. Files may be deleted
+// at any time; a damaged one is made again. A text that includes files of its own ("...") is not kept,
+// for nothing would notice when they change.
 #pragma once
 
 #include <array>
@@ -36,5 +37,10 @@ struct SourceKernel {
   std::function<Grid(const KernelCall&)> grid;  // how many threads a call needs
   std::vector<std::string> options;             // for the compiler, e.g. "--use_fast_math"
 };
+
+// Where compiled kernels are kept from now on; empty, as at the start: nowhere. The program uses
+// $XDG_CACHE_HOME/mlxtape or $HOME/.cache/mlxtape. Any thread.
+void set_kernel_cache(const std::string& folder);
+std::string kernel_cache();
 
 }  // namespace mlxtape

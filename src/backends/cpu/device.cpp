@@ -97,7 +97,15 @@ struct CpuGraph final : Graph {
       call.in = {node.addresses.data(), call.in.size()};
       call.out = {node.addresses.data() + call.in.size(), call.out.size()};
       call.args = node.args.data();
-      node.kernel->fn(call);
+      try {
+        node.kernel->fn(call);
+      } catch (const std::exception& e) {
+        throw Error(Errc::kBackend,
+                    node.kernel->name + ": the kernel must not fail, got " + e.what());
+      } catch (...) {
+        throw Error(Errc::kBackend,
+                    node.kernel->name + ": the kernel must not fail, got an exception");
+      }
     }
   }
 };

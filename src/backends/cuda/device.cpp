@@ -4,12 +4,13 @@
 // be given out again at once: whoever uses it next comes later on the stream. An encoder on a foreign
 // stream makes the two wait for each other around every kernel, which keeps that true.
 //
-// A failure on the device shows up at some later call. To name the kernel, the encoder remembers the
-// launches since the last event known to have passed, one event for every kBatch of them.
+// A failure on the device shows up at some later call, whoever makes it, and from then on every call
+// fails. To name the kernel, the device's stream keeps the names of the latest launches, and after every
+// kBatch of them the device writes into the host's memory how far it has come.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <array>
-#include <cstring>
 #include <fstream>
 #include <mutex>
 #include <string>
@@ -17,6 +18,7 @@
 
 #include "backends/cuda/error.h"
 #include "backends/cuda/library.h"
+#include "backends/cuda/overlap.h"
 #include "backends/cuda/source_kernel.h"
 #include "mlxtape/core/device.h"
 #include "mlxtape/core/encoder.h"
@@ -25,23 +27,120 @@ namespace mlxtape::cuda {
 
 namespace {
 
-constexpr int kOldest = 90;  // compute capability 9.0: bulk copies and clusters
-constexpr std::size_t kBatch = 16;
+constexpr int kOldest = 9;  // compute capability: bulk copies and clusters
+constexpr std::size_t kSharedBytes = 227 * 1024;
+constexpr std::uint64_t kBatch = 16;
 
-// This thread talks to a device from here on; asking is cheap, switching is not.
-void use(int ordinal) {
-  thread_local int current = -1;
-  if (current == ordinal) return;
-  check(cudaSetDevice(ordinal), "choosing the device");
-  current = ordinal;
-}
+// While it lives, this thread talks to a device; then to the one it talked to before.
+class Using {
+ public:
+  explicit Using(int ordinal) : ordinal_(ordinal) {
+    check(cudaGetDevice(&before_), "asking for the device");
+    if (before_ != ordinal_) check(cudaSetDevice(ordinal_), "choosing the device");
+  }
+  ~Using() {
+    if (before_ != ordinal_) cudaSetDevice(before_);
+  }
+  Using(const Using&) = delete;
+  Using& operator=(const Using&) = delete;
+
+ private:
+  int ordinal_;
+  int before_ = 0;
+};
+
+// The stream of a device, and what was launched on it or on streams that wait for it.
+class Queue {
+ public:
+  explicit Queue(int ordinal) : ordinal_(ordinal) {}
+
+  // Made on first use, for good.
+  void start() {
+    std::call_once(started_, [&] {
+      const Using device(ordinal_);
+      check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "starting the device");
+      check(cudaHostAlloc(&done_, sizeof *done_, cudaHostAllocMapped), "starting the device");
+      *done_ = 0;
+      void* function = nullptr;
+      cudaDriverEntryPointQueryResult found{};
+      const cudaError_t status = cudaGetDriverEntryPointByVersion(
+          "cuStreamWriteValue64", &function, 12000, cudaEnableDefault, &found);
+      if (status == cudaSuccess && found == cudaDriverEntryPointSuccess) {
+        write_ = reinterpret_cast<WriteValue*>(function);
+      }
+      cudaGetLastError();
+    });
+  }
+  int ordinal() const { return ordinal_; }
+  cudaStream_t stream() const { return stream_; }
+
+  void launched(const std::string& name, cudaStream_t where) {
+    const std::lock_guard lock(mutex_);
+    names_[count_ % names_.size()] = &name;
+    if (++count_ % kBatch == 0 && where == stream_ && write_ != nullptr) {
+      write_(where, reinterpret_cast<std::uintptr_t>(done_), count_, 0);
+    }
+  }
+  // Everything launched so far has ended well.
+  void all_ended(std::uint64_t launched) {
+    const std::lock_guard lock(mutex_);
+    ended_ = std::max(ended_, launched);
+  }
+  std::uint64_t launches() const {
+    const std::lock_guard lock(mutex_);
+    return count_;
+  }
+
+  // Like cuda::check, but where the device itself has failed, the message is about that.
+  void expect(cudaError_t status, const char* what) const {
+    if (status == cudaSuccess || status == cudaErrorNotReady) return;
+    cudaGetLastError();
+    const cudaError_t device = cudaStreamQuery(stream_);
+    cudaGetLastError();
+    if (device == cudaSuccess || device == cudaErrorNotReady) check(status, what);
+    throw Error(Errc::kBackend,
+                "cuda: kernels must not fail, got " + std::string(cudaGetErrorString(device)) +
+                    " in " + unfinished() + "; this process cannot use the device any more");
+  }
+
+ private:
+  using WriteValue = int(cudaStream_t, std::uint64_t address, std::uint64_t value, unsigned flags);
+
+  // The launches that had not ended when the device failed, oldest first, each name once.
+  std::string unfinished() const {
+    const std::lock_guard lock(mutex_);
+    std::uint64_t done = std::max<std::uint64_t>(ended_, *done_);
+    if (count_ > done + names_.size()) done = count_ - names_.size();
+    std::vector<const std::string*> found;
+    for (std::uint64_t i = done; i < count_; ++i) {
+      const std::string* name = names_[i % names_.size()];
+      const auto same = [&](const std::string* other) { return *other == *name; };
+      if (std::none_of(found.begin(), found.end(), same)) found.push_back(name);
+    }
+    if (found.empty()) return "no kernel of ours";
+    std::string list;
+    for (const std::string* name : found) list += (list.empty() ? "" : ", ") + *name;
+    return found.size() == 1 ? list
+                             : "one of " + list + " (with CUDA_LAUNCH_BLOCKING=1 it is known which)";
+  }
+
+  int ordinal_;
+  std::once_flag started_;
+  cudaStream_t stream_ = nullptr;
+  WriteValue* write_ = nullptr;
+  volatile std::uint64_t* done_ = nullptr;  // written by the device
+  mutable std::mutex mutex_;
+  std::array<const std::string*, 8 * kBatch> names_{};
+  std::uint64_t count_ = 0;  // launched
+  std::uint64_t ended_ = 0;  // known from a wait
+};
 
 class DeviceMemory final : public RawMemory {
  public:
-  DeviceMemory(int ordinal, const cudaStream_t& stream) : ordinal_(ordinal), stream_(stream) {}
+  explicit DeviceMemory(const Queue& queue) : queue_(queue) {}
 
   void* allocate(std::size_t bytes, bool& is_zero) override {
-    use(ordinal_);
+    const Using device(queue_.ordinal());
     is_zero = false;
     void* address = nullptr;
     const cudaError_t status = cudaMalloc(&address, bytes);
@@ -49,20 +148,21 @@ class DeviceMemory final : public RawMemory {
       cudaGetLastError();
       return nullptr;
     }
-    check(status, "cudaMalloc");
+    queue_.expect(status, "cudaMalloc");
     return address;
   }
   void release(void* address, std::size_t) noexcept override { cudaFree(address); }
   void fill(void* address, unsigned char value, std::size_t bytes) override {
-    use(ordinal_);
-    check(cudaMemsetAsync(address, value, bytes, stream_), "filling memory");
+    const Using device(queue_.ordinal());
+    queue_.expect(cudaMemsetAsync(address, value, bytes, queue_.stream()), "filling memory");
   }
   bool is_filled(const void* address, unsigned char value, std::size_t bytes) override {
-    use(ordinal_);
+    const Using device(queue_.ordinal());
     std::vector<unsigned char> host(bytes);
-    check(cudaMemcpyAsync(host.data(), address, bytes, cudaMemcpyDeviceToHost, stream_),
-          "reading guard bands");
-    check(cudaStreamSynchronize(stream_), "reading guard bands");
+    queue_.expect(cudaMemcpyAsync(host.data(), address, bytes, cudaMemcpyDeviceToHost,
+                                  queue_.stream()),
+                  "reading guard bands");
+    queue_.expect(cudaStreamSynchronize(queue_.stream()), "reading guard bands");
     for (const unsigned char byte : host) {
       if (byte != value) return false;
     }
@@ -70,8 +170,7 @@ class DeviceMemory final : public RawMemory {
   }
 
  private:
-  int ordinal_;
-  const cudaStream_t& stream_;  // the device's; made after this object
+  const Queue& queue_;
 };
 
 class Event {
@@ -90,97 +189,93 @@ class Event {
 
 struct CudaGraph final : Graph {
   cudaGraphExec_t exec = nullptr;
-  int ordinal = 0;
+  mutable std::mutex mutex;  // one launch at a time
   ~CudaGraph() override {
     if (exec != nullptr) cudaGraphExecDestroy(exec);
   }
 };
 
-// The names of the latest launches of a stream, and how many of them the device is known to have done.
-class Launches {
- public:
-  void add(const Kernel& kernel, cudaStream_t stream) {
-    names_[count_ % names_.size()] = &kernel;
-    if (++count_ % kBatch != 0) return;
-    Mark& mark = marks_[count_ / kBatch % marks_.size()];
-    if (!mark.event) mark.event = std::make_unique<Event>();
-    mark.count = count_;
-    cudaEventRecord(mark.event->get(), stream);
-  }
-
-  // The launches that had not ended when the device failed, oldest first.
-  std::string unfinished() const {
-    std::size_t done = count_ > names_.size() ? count_ - names_.size() : 0;
-    for (const Mark& mark : marks_) {
-      if (mark.event && mark.count > done && cudaEventQuery(mark.event->get()) == cudaSuccess) {
-        done = mark.count;
-      }
-    }
-    std::string list;
-    std::size_t named = 0;
-    for (std::size_t i = done; i < count_ && named < 4; ++i, ++named) {
-      list += (list.empty() ? "" : ", ") + names_[i % names_.size()]->name;
-    }
-    if (count_ > done + named) list += " and " + std::to_string(count_ - done - named) + " more";
-    return list.empty() ? "no kernel of this encoder" : list;
-  }
-
-  void all_done() { count_ = 0; }
-
- private:
-  struct Mark {
-    std::unique_ptr<Event> event;
-    std::size_t count = 0;
-  };
-  std::array<const Kernel*, 8 * kBatch> names_{};
-  std::array<Mark, 8> marks_;
-  std::size_t count_ = 0;
-};
+const std::string kReplay = "a replayed graph";
 
 class CudaEncoder final : public CommandEncoder {
  public:
-  CudaEncoder(Device& device, int ordinal, cudaStream_t stream, cudaStream_t home)
-      : CommandEncoder(device), ordinal_(ordinal), stream_(stream), home_(home) {}
+  CudaEncoder(Device& device, Queue& queue, cudaStream_t stream)
+      : CommandEncoder(device), queue_(queue), stream_(stream) {}
 
   ~CudaEncoder() override {
+    if (!spans_.empty()) {
+      try {
+        wait();
+      } catch (const Error&) {  // whoever waits for the device next will hear of it
+      }
+    }
     if (private_stream_ != nullptr) cudaStreamDestroy(private_stream_);
   }
 
  private:
-  void launch(const Kernel& kernel, const KernelCall& call) override {
-    use(ordinal_);
-    KernelCall queued = call;
-    queued.queue = recording_ ? private_stream_ : stream_;
-    if (!recording_) follow(stream_, home_);
-    kernel.fn(queued);
-    check(cudaPeekAtLastError(), "the launch");
-    if (recording_) return;
-    follow(home_, stream_);
-    launches_.add(kernel, stream_);
-  }
+  // What comes next on ours waits for what is on the device's stream now, and at the end, whatever
+  // happens, the other way round.
+  class Joined {
+   public:
+    explicit Joined(CudaEncoder& encoder) : encoder_(encoder) {
+      encoder_.follow(encoder_.stream_, encoder_.queue_.stream());
+    }
+    ~Joined() {
+      try {
+        encoder_.follow(encoder_.queue_.stream(), encoder_.stream_);
+      } catch (const Error&) {  // the device has failed; the next wait says so
+      }
+    }
+    Joined(const Joined&) = delete;
+    Joined& operator=(const Joined&) = delete;
 
-  // What comes next on a waits for what is on b now.
+   private:
+    CudaEncoder& encoder_;
+  };
+
   void follow(cudaStream_t a, cudaStream_t b) {
     if (a == b) return;
     if (!crossing_) crossing_ = std::make_unique<Event>();
-    check(cudaEventRecord(crossing_->get(), b), "joining streams");
-    check(cudaStreamWaitEvent(a, crossing_->get(), 0), "joining streams");
+    queue_.expect(cudaEventRecord(crossing_->get(), b), "joining streams");
+    queue_.expect(cudaStreamWaitEvent(a, crossing_->get(), 0), "joining streams");
   }
 
-  void launch_traced(const Kernel& kernel, const KernelCall& call, Trace& trace) override {
-    use(ordinal_);
+  void run_kernel(const Kernel& kernel, const KernelCall& call, cudaStream_t stream) {
+    KernelCall queued = call;
+    queued.queue = stream;
+    cudaGetLastError();  // what others left is not ours
+    try {
+      kernel.fn(queued);
+    } catch (const Error&) {
+      queue_.expect(cudaStreamQuery(queue_.stream()), "the launch");  // not this kernel's failure?
+      throw;
+    }
+    queue_.expect(cudaGetLastError(), "the launch");
+  }
+
+  void launch(const Kernel& kernel, const KernelCall& call) override {
+    const Using device(queue_.ordinal());
+    if (recording_) return run_kernel(kernel, call, private_stream_);
+    const Joined streams(*this);
+    run_kernel(kernel, call, stream_);
+    queue_.launched(kernel.name, stream_);
+  }
+
+  void launch_traced(const Kernel& kernel, const KernelCall& call,
+                     const std::shared_ptr<Trace>& trace) override {
+    const Using device(queue_.ordinal());
     if (spans_.empty()) {  // the moment that events are counted from
       wait();
       origin_ = std::make_unique<Event>(cudaEventDefault);
-      check(cudaEventRecord(origin_->get(), stream_), "tracing");
-      check(cudaEventSynchronize(origin_->get()), "tracing");
+      queue_.expect(cudaEventRecord(origin_->get(), stream_), "tracing");
+      queue_.expect(cudaEventSynchronize(origin_->get()), "tracing");
       origin_time_ = Trace::Clock::now();
     }
     Span span{kernel.name, std::make_unique<Event>(cudaEventDefault),
-              std::make_unique<Event>(cudaEventDefault), &trace};
-    check(cudaEventRecord(span.start->get(), stream_), "tracing");
+              std::make_unique<Event>(cudaEventDefault), trace};
+    queue_.expect(cudaEventRecord(span.start->get(), stream_), "tracing");
     launch(kernel, call);
-    check(cudaEventRecord(span.end->get(), stream_), "tracing");
+    queue_.expect(cudaEventRecord(span.end->get(), stream_), "tracing");
     spans_.push_back(std::move(span));
     if (spans_.size() >= kMostSpans) wait();
   }
@@ -188,81 +283,79 @@ class CudaEncoder final : public CommandEncoder {
   void submit() override {}
 
   void wait() override {
-    use(ordinal_);
-    const cudaError_t status = cudaStreamSynchronize(stream_);
-    if (status != cudaSuccess) {
-      const std::string names = launches_.unfinished();
-      throw Error(Errc::kBackend, "cuda: kernels must not fail, got " +
-                                      std::string(cudaGetErrorString(status)) + " in " + names);
-    }
-    launches_.all_done();
-    for (const Span& span : spans_) {
+    const Using device(queue_.ordinal());
+    const std::uint64_t launched = queue_.launches();
+    queue_.expect(cudaStreamSynchronize(stream_), "waiting");
+    if (stream_ == queue_.stream()) queue_.all_ended(launched);
+    const std::vector<Span> spans = std::exchange(spans_, {});
+    for (const Span& span : spans) {
       float start = 0, end = 0;
-      check(cudaEventElapsedTime(&start, origin_->get(), span.start->get()), "tracing");
-      check(cudaEventElapsedTime(&end, origin_->get(), span.end->get()), "tracing");
+      queue_.expect(cudaEventElapsedTime(&start, origin_->get(), span.start->get()), "tracing");
+      queue_.expect(cudaEventElapsedTime(&end, origin_->get(), span.end->get()), "tracing");
       const auto at = [&](float ms) {
         return origin_time_ + std::chrono::duration_cast<Trace::Clock::duration>(
                                   std::chrono::duration<double, std::milli>(ms));
       };
-      span.trace->add(span.name, device().name(), at(start), at(end));
+      span.trace->add(span.name, this->device().name(), at(start), at(end));
     }
-    spans_.clear();
   }
 
-  void copy_in(const void* host, void* device, std::size_t bytes) override {
-    use(ordinal_);
-    follow(stream_, home_);
-    check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_), "upload");
-    check(cudaStreamSynchronize(stream_), "upload");  // the host may change its memory now
+  void copy_in(const void* host, void* to, std::size_t bytes) override {
+    const Using device(queue_.ordinal());
+    const Joined streams(*this);
+    queue_.expect(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, stream_), "upload");
+    queue_.expect(cudaStreamSynchronize(stream_), "upload");  // the host may change its memory now
   }
-  void copy_out(const void* device, void* host, std::size_t bytes) override {
-    use(ordinal_);
-    check(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_), "download");
-    check(cudaStreamSynchronize(stream_), "download");
+  void copy_out(const void* from, void* host, std::size_t bytes) override {
+    const Using device(queue_.ordinal());
+    const Joined streams(*this);
+    queue_.expect(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, stream_), "download");
+    queue_.expect(cudaStreamSynchronize(stream_), "download");
   }
 
   // On a stream of its own: other encoders may go on using the device's meanwhile.
   void start_recording() override {
-    use(ordinal_);
+    const Using device(queue_.ordinal());
     if (private_stream_ == nullptr) {
-      check(cudaStreamCreateWithFlags(&private_stream_, cudaStreamNonBlocking), "capture");
+      queue_.expect(cudaStreamCreateWithFlags(&private_stream_, cudaStreamNonBlocking), "capture");
     }
-    check(cudaStreamBeginCapture(private_stream_, cudaStreamCaptureModeRelaxed), "capture");
+    queue_.expect(cudaStreamBeginCapture(private_stream_, cudaStreamCaptureModeRelaxed), "capture");
     recording_ = true;
   }
   std::unique_ptr<Graph> finish_recording() override {
-    use(ordinal_);
+    const Using device(queue_.ordinal());
     recording_ = false;
     cudaGraph_t graph = nullptr;
-    check(cudaStreamEndCapture(private_stream_, &graph), "capture");
+    queue_.expect(cudaStreamEndCapture(private_stream_, &graph), "capture");
     auto made = std::make_unique<CudaGraph>();
-    made->ordinal = ordinal_;
     const cudaError_t status = cudaGraphInstantiate(&made->exec, graph, 0);
     cudaGraphDestroy(graph);
-    check(status, "making a graph");
+    queue_.expect(status, "making a graph");
     return made;
   }
   void run_graph(const Graph& graph) override {
-    use(ordinal_);
-    follow(stream_, home_);
-    check(cudaGraphLaunch(static_cast<const CudaGraph&>(graph).exec, stream_), "replay");
-    follow(home_, stream_);
+    const Using device(queue_.ordinal());
+    const auto& ours = static_cast<const CudaGraph&>(graph);
+    const Joined streams(*this);
+    {
+      const std::lock_guard lock(ours.mutex);
+      queue_.expect(cudaGraphLaunch(ours.exec, stream_), "replay");
+    }
+    queue_.launched(kReplay, stream_);
   }
 
   static constexpr std::size_t kMostSpans = 4096;
   struct Span {
     std::string name;
     std::unique_ptr<Event> start, end;
-    Trace* trace;
+    std::shared_ptr<Trace> trace;
   };
 
-  int ordinal_;
-  cudaStream_t stream_;
-  cudaStream_t home_;  // the device's
+  Queue& queue_;         // the device's
+  cudaStream_t stream_;  // its stream, or another library's
   cudaStream_t private_stream_ = nullptr;
   std::unique_ptr<Event> crossing_;
   bool recording_ = false;
-  Launches launches_;
   std::vector<Span> spans_;
   std::unique_ptr<Event> origin_;
   Trace::Clock::time_point origin_time_;
@@ -283,10 +376,10 @@ std::string driver_version() {
 class CudaDevice final : public Device {
  public:
   CudaDevice(int ordinal, const cudaDeviceProp& properties)
-      : ordinal_(ordinal),
-        name_("cuda:" + std::to_string(ordinal) + ": " + properties.name),
+      : name_("cuda:" + std::to_string(ordinal) + ": " + properties.name),
         capability_(std::to_string(properties.major) + "." + std::to_string(properties.minor)),
-        memory_(*this, std::make_unique<DeviceMemory>(ordinal, stream_)) {
+        queue_(ordinal),
+        memory_(*this, std::make_unique<DeviceMemory>(queue_)) {
     limits_.memory_bytes = properties.totalGlobalMem;
     limits_.compute_units = properties.multiProcessorCount;
   }
@@ -295,47 +388,45 @@ class CudaDevice final : public Device {
   const std::string& name() const override { return name_; }
   const DeviceLimits& limits() const override { return limits_; }
   std::vector<std::pair<std::string, std::string>> details() const override {
-    int runtime = 0;
-    cudaDriverGetVersion(&runtime);
-    return {{"compute capability", capability_},
-            {"driver", driver_version()},
-            {"driver's CUDA", std::to_string(runtime / 1000) + "." +
-                                  std::to_string(runtime % 1000 / 10)},
-            {"cuBLASLt", cublaslt_version()},
-            {"cuDNN", cudnn_version()},
-            {"NVRTC", nvrtc_version()}};
+    int cuda = 0;
+    cudaDriverGetVersion(&cuda);
+    return {
+        {"compute capability", capability_},
+        {"driver", driver_version()},
+        {"driver's CUDA", std::to_string(cuda / 1000) + "." + std::to_string(cuda % 1000 / 10)},
+        {"cuBLASLt", cublaslt_version()},
+        {"cuDNN", cudnn_version()},
+        {"NVRTC", nvrtc_version()}};
   }
+  void set_overlap(bool on) override { cuda::set_overlap(on); }
   const Kernel& add_kernel(const SourceKernel& kernel) override {
     return add_source_kernel(kernel);
   }
   MemoryPool& memory() override {
-    start();
+    queue_.start();
     return memory_;
   }
   std::unique_ptr<CommandEncoder> make_encoder() override {
-    start();
-    return std::make_unique<CudaEncoder>(*this, ordinal_, stream_, stream_);
+    queue_.start();
+    return std::make_unique<CudaEncoder>(*this, queue_, queue_.stream());
   }
-  std::unique_ptr<CommandEncoder> make_encoder_on(void* queue) override {
-    start();
-    return std::make_unique<CudaEncoder>(*this, ordinal_, static_cast<cudaStream_t>(queue),
-                                         stream_);
+  std::unique_ptr<CommandEncoder> make_encoder_on(void* stream) override {
+    queue_.start();
+    const auto theirs = static_cast<cudaStream_t>(stream);
+    int ordinal = 0;
+    check(cudaStreamGetDevice(theirs, &ordinal), "asking a stream for its device");
+    if (ordinal != queue_.ordinal()) {
+      throw Error(Errc::kDevice, "device: the stream must be one of " + name_ +
+                                     ", got one of cuda:" + std::to_string(ordinal));
+    }
+    return std::make_unique<CudaEncoder>(*this, queue_, theirs);
   }
 
  private:
-  void start() {
-    std::call_once(started_, [&] {
-      use(ordinal_);
-      check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "starting the device");
-    });
-  }
-
-  int ordinal_;
   std::string name_;
   std::string capability_;
   DeviceLimits limits_;
-  std::once_flag started_;
-  cudaStream_t stream_ = nullptr;
+  Queue queue_;
   MemoryPool memory_;
 };
 
@@ -354,12 +445,17 @@ void register_cuda_devices(std::vector<Device*>& devices, std::vector<AbsentDevi
   std::string reason = "no NVIDIA GPU";
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties{};
-    if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) continue;
-    const int capability = 10 * properties.major + properties.minor;
-    if (capability < kOldest) {
+    const cudaError_t answer = cudaGetDeviceProperties(&properties, i);
+    if (answer != cudaSuccess) {
+      cudaGetLastError();
+      reason = "cuda:" + std::to_string(i) + " does not answer: " + cudaGetErrorString(answer);
+      continue;
+    }
+    if (properties.major < kOldest || properties.sharedMemPerBlockOptin < kSharedBytes) {
       reason = std::string(properties.name) + " has compute capability " +
-               std::to_string(properties.major) + "." + std::to_string(properties.minor) +
-               ", the kernels need 9.0";
+               std::to_string(properties.major) + "." + std::to_string(properties.minor) + " and " +
+               std::to_string(properties.sharedMemPerBlockOptin / 1024) +
+               " KiB of shared memory for a block; the kernels need 9.0 and 227 KiB";
       continue;
     }
     devices.push_back(new CudaDevice(i, properties));  // lives as long as the process

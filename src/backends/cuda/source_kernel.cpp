@@ -3,7 +3,6 @@
 #include <cuda_runtime_api.h>
 
 #include <array>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -87,27 +86,27 @@ using Program = void*;
 
 class Compiler {
  public:
-  Compiler(const SourceKernel& kernel, const std::vector<std::string>& options) : kernel_(kernel) {
+  explicit Compiler(const SourceKernel& kernel) : kernel_(kernel) {
     check(nvrtc().function<int(Program*, const char*, const char*, int, const char* const*,
                                const char* const*)>("nvrtcCreateProgram")(
               &program_, kernel.source.c_str(), (kernel.name + ".cu").c_str(), 0, nullptr, nullptr),
           "reading the source");
-    std::vector<const char*> words;
-    for (const std::string& option : options) words.push_back(option.c_str());
-    const int status = nvrtc().function<int(Program, int, const char* const*)>(
-        "nvrtcCompileProgram")(program_, static_cast<int>(words.size()), words.data());
-    if (status != 0) {
-      std::string log = text("nvrtcGetProgramLogSize", "nvrtcGetProgramLog");
-      while (!log.empty() && (log.back() == '\0' || log.back() == '\n')) log.pop_back();
-      throw Error(Errc::kArgument, "kernel " + kernel.name + ": the source must compile, got\n" +
-                                       (log.empty() ? error_name(status) : log));
-    }
   }
   ~Compiler() { nvrtc().function<int(Program*)>("nvrtcDestroyProgram")(&program_); }
   Compiler(const Compiler&) = delete;
   Compiler& operator=(const Compiler&) = delete;
 
-  std::string code() const { return text("nvrtcGetCUBINSize", "nvrtcGetCUBIN"); }
+  std::string compile(const std::vector<std::string>& options) const {
+    std::vector<const char*> words;
+    for (const std::string& option : options) words.push_back(option.c_str());
+    const int status = nvrtc().function<int(Program, int, const char* const*)>(
+        "nvrtcCompileProgram")(program_, static_cast<int>(words.size()), words.data());
+    if (status == 0) return text("nvrtcGetCUBINSize", "nvrtcGetCUBIN");
+    std::string log = text("nvrtcGetProgramLogSize", "nvrtcGetProgramLog");
+    while (!log.empty() && (log.back() == '\0' || log.back() == '\n')) log.pop_back();
+    throw Error(Errc::kArgument, "kernel " + kernel_.name + ": the source must compile, got\n" +
+                                     (log.empty() ? error_name(status) : log));
+  }
 
  private:
   static std::string error_name(int status) {
@@ -130,42 +129,25 @@ class Compiler {
   Program program_ = nullptr;
 };
 
-// Where <cuda_fp16.h> and its like are.
-std::string include_folder() {
-  for (const char* name : {"CUDA_HOME", "CUDA_PATH"}) {
-    if (const char* root = std::getenv(name)) return std::string(root) + "/include";
-  }
-  return "/usr/local/cuda/include";
-}
+// Where <cuda_fp16.h> and its like are, unless an option says otherwise.
+constexpr const char* kIncludes = "--include-path=/usr/local/cuda/include";
 
 }  // namespace
 
-std::string cache_folder() {
-  const auto from = [](const char* name, const char* below) {
-    const char* value = std::getenv(name);
-    return value != nullptr && *value != '\0' ? value + std::string(below) : std::string();
-  };
-  for (const auto& [name, below] : {std::pair{"MLXTAPE_CACHE_DIR", ""},
-                                    std::pair{"XDG_CACHE_HOME", "/mlxtape"},
-                                    std::pair{"HOME", "/.cache/mlxtape"}}) {
-    std::string folder = from(name, below);
-    if (!folder.empty()) return folder;
-  }
-  return {};
-}
-
 Compiled compile(const SourceKernel& kernel, int capability) {
   std::vector<std::string> options = {"--gpu-architecture=sm_" + std::to_string(capability),
-                                      "--std=c++20", "--include-path=" + include_folder()};
+                                      "--std=c++20"};
   options.insert(options.end(), kernel.options.begin(), kernel.options.end());
+  options.emplace_back(kIncludes);
   std::string key = "nvrtc " + nvrtc_version();
   for (const std::string& option : options) key += "\n" + option;
   key += "\n\n" + kernel.source;
-  const std::string folder = cache_folder();
+  const bool has_own_files = kernel.source.find("#include \"") != std::string::npos;
+  const std::string folder = has_own_files ? "" : kernel_cache();
   const std::string path = folder.empty() ? "" : path_of(folder, key);
   std::string code = folder.empty() ? "" : load(path, key);
   if (!code.empty()) return {std::move(code), true};
-  code = Compiler(kernel, options).code();
+  code = Compiler(kernel).compile(options);
   if (!folder.empty()) keep(folder, path, key, code);
   return {std::move(code), false};
 }
@@ -179,6 +161,7 @@ struct Loaded {
   struct OnDevice {
     cudaKernel_t kernel = nullptr;
     std::size_t tensors = 0, args_bytes = 0;  // of the latest call, which were right
+    std::size_t shared_bytes = 0;             // that it may have
   };
   std::map<int, OnDevice> by_device;
 };
@@ -225,7 +208,7 @@ void check_parameters(cudaKernel_t kernel, const KernelCall& call) {
 }
 
 // The kernel on the current device, loaded and found to take what the call has for it.
-cudaKernel_t kernel_for(Loaded& loaded, const KernelCall& call) {
+cudaKernel_t kernel_for(Loaded& loaded, const KernelCall& call, std::size_t shared_bytes) {
   int device = 0;
   check(cudaGetDevice(&device), "asking for the device");
   const std::size_t tensors = call.in.size() + call.out.size();
@@ -237,12 +220,19 @@ cudaKernel_t kernel_for(Loaded& loaded, const KernelCall& call) {
     here.tensors = tensors;
     here.args_bytes = call.args_bytes;
   }
+  if (shared_bytes > here.shared_bytes) {
+    check(cudaFuncSetAttribute(here.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(shared_bytes)),
+          "asking for shared memory");
+    here.shared_bytes = shared_bytes;
+  }
   return here.kernel;
 }
 
 void launch_source(const KernelCall& call) {
   auto& loaded = *const_cast<Loaded*>(static_cast<const Loaded*>(call.state));
-  const cudaKernel_t kernel = kernel_for(loaded, call);
+  const Grid grid = loaded.source.grid(call);
+  const cudaKernel_t kernel = kernel_for(loaded, call, grid.shared_bytes);
   std::array<void*, 32> addresses;
   std::array<void*, 33> parameters;
   std::size_t n = 0;
@@ -254,17 +244,11 @@ void launch_source(const KernelCall& call) {
     }
   }
   parameters[n] = const_cast<void*>(call.args);
-  const Grid grid = loaded.source.grid(call);
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(grid.blocks[0], grid.blocks[1], grid.blocks[2]);
   config.blockDim = dim3(grid.threads[0], grid.threads[1], grid.threads[2]);
   config.dynamicSmemBytes = grid.shared_bytes;
   config.stream = static_cast<cudaStream_t>(call.queue);
-  if (grid.shared_bytes > 32 * 1024) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(grid.shared_bytes)),
-          "asking for shared memory");
-  }
   check(cudaLaunchKernelExC(&config, kernel, parameters.data()), "the launch");
 }
 

@@ -18,9 +18,6 @@ struct Compiled {
 };
 Compiled compile(const SourceKernel& kernel, int capability);
 
-// Where machine code is kept; empty: nowhere.
-std::string cache_folder();
-
 const Kernel& add_source_kernel(const SourceKernel& kernel);
 
 }  // namespace mlxtape::cuda

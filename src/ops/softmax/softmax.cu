@@ -153,8 +153,9 @@ __global__ void __launch_bounds__(F::kBlock, F::kBlocks)
   if constexpr (F::kCluster > 1) {
     total = total_of<F::kCluster>(meeting.tell({total.top, total.sum}));
   }
-  float factor = 1 / total.sum;
-  if constexpr (kKeep && !F::kOneWarp) factor *= expf(reference - total.top);
+  // Two factors: their product may be too small for a number where the results are not.
+  const float factor = 1 / total.sum;
+  const float from_reference = kKeep && !F::kOneWarp ? expf(m - total.top) : 1;
 #pragma unroll
   for (int j = 0; j < F::kPacks; ++j) {
     if (!share.has(j)) continue;
@@ -163,7 +164,7 @@ __global__ void __launch_bounds__(F::kBlock, F::kBlocks)
     for (int i = 0; i < kPack<T>; ++i) {
       if constexpr (kKeep && !kInPlace) v[i] = kept[j][i];
       if constexpr (!kKeep) v[i] = exp_times_constant<T>(v[i] - total.top);
-      v[i] *= factor;
+      v[i] = v[i] * from_reference * factor;
     }
     cuda::store_pack(cuda::pack_of<T>(v), y + share.at(j));
   }

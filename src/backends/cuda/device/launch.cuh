@@ -5,12 +5,12 @@
 
 #include <array>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
+#include <limits>
 #include <utility>
 
 #include "backends/cuda/device/ring.cuh"
 #include "backends/cuda/error.h"
+#include "backends/cuda/overlap.h"
 
 namespace mlxtape::cuda {
 
@@ -28,21 +28,16 @@ __device__ __forceinline__ void wait_turn() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// MLXTAPE_CUDA_OVERLAP=0 gives every kernel the device for itself, to compare.
-inline bool overlap() {
-  static const bool on = [] {
-    const char* value = std::getenv("MLXTAPE_CUDA_OVERLAP");
-    return value == nullptr || std::strcmp(value, "0") != 0;
-  }();
-  return on;
-}
-
 // Blocks of a launch, in one or two dimensions.
 struct Blocks {
   dim3 count;
-  Blocks(std::int64_t n) : count(static_cast<unsigned>(n)) {}  // NOLINT: a number is meant
-  Blocks(std::int64_t x, std::int64_t y)
-      : count(static_cast<unsigned>(x), static_cast<unsigned>(y)) {}
+  Blocks(std::int64_t x, std::int64_t y = 1)  // NOLINT: a number is meant
+      : count(static_cast<unsigned>(x), static_cast<unsigned>(y)) {
+    if (x > std::numeric_limits<std::int32_t>::max() || y > 65535) {
+      throw Error(Errc::kShape, "at most 2^31 - 1 blocks of work, got " + std::to_string(x) + " x " +
+                                    std::to_string(y));
+    }
+  }
 };
 
 struct Launch {
