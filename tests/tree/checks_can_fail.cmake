@@ -108,12 +108,12 @@ refuses(tree src/base/error.cpp "space at the end" "int x; ")
 refuses(tree src/base/error.cpp "TODO(#issue)" "// TO${}DO: later")
 refuses(tree src/base/error.cpp "TODO(#issue)" "// TO${}DO(me) later")
 refuses(tree src/base/error.cpp "absolute path" "// see /ho${}me/me/notes")
+refuses(tree src/ops/${op}/${op}.cu "a kernel must begin with wait_turn()"
+        "__global__ void planted(Args args) {}")
 
 file(READ ${WORK}/include/mlxtape/ops/${op}.h header)
 string(REPLACE "// Cost " "// Price " without "${header}")
 file(WRITE ${WORK}/include/mlxtape/ops/${op}.h "${without}")
 refuses(tree include/mlxtape/ops/${op}.h "the entry 'Cost' is missing" "")
-refuses(tree src/ops/${op}/${op}.cu "a kernel must begin with wait_turn()"
-        "__global__ void planted(Args args) {}")
 
 file(REMOVE_RECURSE ${WORK})
