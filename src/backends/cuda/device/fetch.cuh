@@ -22,6 +22,14 @@ __device__ __forceinline__ void fetch(void* to, const void* from, bool in) {
   }
 }
 
+// 16 bytes that other blocks fetch too: they stay in the first-level cache.
+__device__ __forceinline__ void fetch_common(void* to, const void* from, bool in) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"(shared_address(to)), "l"(from), "r"(in ? 16 : 0)
+               : "memory");
+}
+
 // Ends a batch of copies, empty or not.
 __device__ __forceinline__ void end_batch() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

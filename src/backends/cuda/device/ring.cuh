@@ -83,6 +83,19 @@ __device__ __forceinline__ void send(float2* to, float2 value, std::uint64_t* ba
       : "memory");
 }
 
+// 4 bytes.
+__device__ __forceinline__ void send(float* to, float value, std::uint64_t* barrier,
+                                     unsigned block) {
+  asm volatile(
+      "{\n .reg .b32 to, bar;\n"
+      " mapa.shared::cluster.u32 to, %0, %3;\n"
+      " mapa.shared::cluster.u32 bar, %1, %3;\n"
+      " st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [to], %2, [bar];\n}" ::"r"(
+          shared_address(to)),
+      "r"(shared_address(barrier)), "f"(value), "r"(block)
+      : "memory");
+}
+
 __device__ __forceinline__ unsigned cluster_rank() {
   unsigned rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
