@@ -1,33 +1,32 @@
 // CUDA kernels of rms_norm (formula and layout: mlxtape/ops/rms_norm.h).
 //
-// Rows of whole 16-byte packs are shared by a group of threads, from half a warp to four blocks, that
-// keeps the row in registers, so that it is read once. A group walks many rows, and each thread
-// fetches its own packs of the next few into shared memory, where it alone reads them: no barrier,
-// and enough bytes under way however few threads fit. w waits in shared memory as f32. The backward
-// sums dw of a thread's columns in registers over all its rows, then over the groups of its block,
-// and a second kernel adds the blocks' sums in order. Bound by memory.
+// Rows of whole 16-byte packs are read once and kept in registers by the threads that share them: a part
+// of a warp, a warp, a block, or a cluster of blocks.
 //
-// Other rows (ragged, misaligned, or too long) are walked twice, dw in a kernel of its own.
+// Forward: a group of threads has one row, and there are enough groups on a multiprocessor to keep its
+// memory busy.
+//
+// Backward: groups stay and walk many rows, for dw of a thread's columns is summed in registers over all
+// of them, then over the groups of a block, and a second kernel adds the blocks' sums in order. Rows of
+// one warp are loaded a few at once; longer ones stream through shared memory, where enough of them are
+// under way however few threads fit. w stays in registers.
+//
+// Other rows (ragged, misaligned, or too long) are walked twice, dw in a kernel of its own. All are
+// bound by memory.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 #include "backends/cuda/device/exp.cuh"
-#include "backends/cuda/device/fetch.cuh"
-#include "backends/cuda/device/launch.cuh"
 #include "backends/cuda/device/partials.cuh"
-#include "backends/cuda/device/rows.cuh"
 #include "mlxtape/core/registry.h"
-#include "rms_norm_args.h"
+#include "rms_norm_rows.cuh"
 
 namespace mlxtape::ops {
 
 namespace {
 
-using cuda::kPack;
-using cuda::kWarp;
 using cuda::narrow;
-using cuda::Pack;
 using cuda::RowThreads;
 using cuda::widen;
 
@@ -66,222 +65,7 @@ __device__ __forceinline__ Gate gate(float g) {
   return {silu, fmaf(silu, rest, value)};
 }
 
-// ---- how rows are cut ----
-
-// kThreads_ threads of each of kCluster_ blocks share a row, up to kPacks_ packs each.
-template <int kThreads_, int kPacks_, int kCluster_ = 1>
-struct Cut {
-  static constexpr int kThreads = kThreads_, kPacks = kPacks_, kCluster = kCluster_;
-  static constexpr int kBlock = kThreads < 128 ? 256 : 512;  // threads
-  static constexpr int kGroups = kBlock / kThreads;          // of a block; each has its own row
-  static constexpr int kSlots = kThreads * kPacks;           // packs of a row in one block
-  static constexpr int kWarps = std::max(1, kThreads / kWarp);
-  static constexpr int kSums = kWarps * kCluster;  // that make a row's
-  static constexpr bool kOneWarp = kThreads <= kWarp;
-
-  static __device__ int rank() { return threadIdx.x % kThreads; }
-  static __device__ int group() { return threadIdx.x / kThreads; }
-  static __device__ void barrier() {  // of the threads that share a row
-    if constexpr (kCluster > 1) {
-      cuda::cluster_sync();
-    } else {
-      asm volatile("bar.sync %0, %1;" : : "r"(1 + group()), "n"(kThreads) : "memory");
-    }
-  }
-
-  // room [kGroups · kSums]: not that of the row before.
-  static __device__ float sum(float v, float* room) {
-    v = cuda::lanes_sum<std::min(kThreads, kWarp)>(v);
-    if constexpr (kOneWarp) return v;
-    room += group() * kSums;
-    const int lane = threadIdx.x % kWarp;
-    const int warp = rank() / kWarp;
-    if constexpr (kCluster > 1) {
-      const int block = blockIdx.x % kCluster;
-      if (lane < kCluster) cuda::store_in_peer(room + block * kWarps + warp, lane, v);
-    } else {
-      if (lane == 0) room[warp] = v;
-    }
-    barrier();
-    if constexpr (kSums > 16) {
-      static_assert(kSums == 2 * kWarp);
-      return cuda::lanes_sum(room[lane] + room[lane + kWarp]);
-    }
-    float all = 0;
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) all += room[i];
-    return all;
-  }
-};
-
-// What a block has in shared memory when kBlocks_ of them share a multiprocessor: w, then the packs
-// that are fetched ahead, for kStages rows of each group.
-template <class T, class C, int kArrays_, int kBlocks_>
-struct Plan {
-  static constexpr int kArrays = kArrays_, kBlocks = kBlocks_;
-  static constexpr int kCols = C::kSlots * kPack<T>;
-  static constexpr int kWeightBytes = kCols * static_cast<int>(sizeof(float));
-  static constexpr int kStageBytes = kArrays * C::kPacks * C::kBlock * 16;
-  static constexpr int kReserved = 2048;  // of each block: the sums' room, and the system's
-  static constexpr int kShare = (cuda::kSharedBytes + 1024) / kBlocks - kReserved;
-  static constexpr int kStages = std::clamp((kShare - kWeightBytes) / kStageBytes, 1, 4);
-  static constexpr int kBytes = kWeightBytes + kStages * kStageBytes;
-  static constexpr bool kFits = kBytes <= kShare;
-};
-// As many blocks as fit, up to kMost.
-template <class T, class C, int kArrays, int kMost>
-constexpr int blocks_that_fit() {
-  if constexpr (kMost == 1 || Plan<T, C, kArrays, kMost>::kFits) {
-    static_assert(Plan<T, C, kArrays, kMost>::kFits);
-    return kMost;
-  } else {
-    return blocks_that_fit<T, C, kArrays, kMost - 1>();
-  }
-}
-template <class T, class C, int kArrays, int kMost>
-using PlanFor = Plan<T, C, kArrays, blocks_that_fit<T, C, kArrays, kMost>()>;
-
-// How many blocks have room for their registers: w is not in them, but rows are, and dw.
-template <class T, Form kForm, class C>
-constexpr int forward_blocks() {
-  if (C::kOneWarp) return 4;
-  return kForm == Form::kPlain || sizeof(T) < sizeof(float) || C::kPacks == 1 ? 2 : 1;
-}
-template <class T, Form kForm, class C>
-using ForwardPlan = PlanFor<T, C, kForm == Form::kPlain ? 1 : 2, forward_blocks<T, kForm, C>()>;
-
-template <class T, Form kForm, class C>
-constexpr int backward_blocks() {
-  constexpr bool kLarge = kForm == Form::kGated && sizeof(T) < sizeof(float);
-  if (!C::kOneWarp) return C::kPacks > 1 || kLarge ? 1 : 2;
-  if (C::kPacks * kPack<T> > 8) return 2;
-  return kLarge ? 3 : 4;
-}
-template <class T, Form kForm, class C>
-using BackwardPlan = PlanFor<T, C, kForm == Form::kPlain ? 2 : 3, backward_blocks<T, kForm, C>()>;
-
-// Blocks of a launch. Clusters of 4 that an H200 runs at once with one block a multiprocessor: 30.
-template <class C>
-std::int64_t grid(std::int64_t rows, int blocks) {
-  if constexpr (C::kCluster > 1) return C::kCluster * std::min<std::int64_t>(rows, 30 * blocks);
-  return std::min<std::int64_t>(cuda::blocks_for(rows, C::kGroups),
-                                cuda::kMultiprocessors * blocks);
-}
-
-// The rows of a group, one after another, from kArrays tensors: fetched ahead, then taken.
-template <class T, class C, class P>
-struct Rows {
-  static constexpr int kArrays = P::kArrays;
-  const T* const (&in)[kArrays];
-  uint4* slots;  // [kStages][kArrays][kPacks][threads]
-  std::int64_t rows, step;
-  std::int64_t row;     // taken, or the first
-  std::int64_t at;      // where this thread's first pack of it is
-  std::int64_t stride;  // from there to the next row's
-  int first;            // pack of a row where this block's part begins
-  int packs;            // of that part, from this thread's first on
-  int stage = 0;
-
-  __device__ Rows(const RmsNormArgs& args, const T* const (&tensors)[kArrays], void* room)
-      : in(tensors), slots(static_cast<uint4*>(room) + threadIdx.x), rows(args.rows) {
-    const int whole = static_cast<int>(args.cols / kPack<T>);
-    const int each = (whole + C::kCluster - 1) / C::kCluster;
-    first = static_cast<int>(blockIdx.x % C::kCluster) * each;
-    packs = min(each, whole - first) - C::rank();
-    row = std::int64_t{blockIdx.x / C::kCluster} * C::kGroups + C::group();
-    step = std::int64_t{gridDim.x / C::kCluster} * C::kGroups;
-    at = row * args.cols + std::int64_t{first + C::rank()} * kPack<T>;
-    stride = step * args.cols;
-#pragma unroll
-    for (int s = 0; s < P::kStages; ++s) fetch(s, s);
-  }
-
-  __device__ bool has(int j) const { return j * C::kThreads < packs; }
-  __device__ bool exists() const { return row < rows; }
-  // The same in all threads of a warp: the first of its groups has a row.
-  __device__ bool more() const {
-    const int before = C::kOneWarp ? C::group() % (kWarp / std::min(kWarp, C::kThreads)) : 0;
-    return row - before < rows;
-  }
-  __device__ void next() {
-    row += step;
-    at += stride;
-  }
-  __device__ uint4* slot(int s, int a, int j) const {
-    return slots + ((s * kArrays + a) * C::kPacks + j) * C::kBlock;
-  }
-
-  __device__ void fetch(int s, int ahead) const {
-    const bool there = row + ahead * step < rows;
-    const std::int64_t from = at + ahead * stride;
-#pragma unroll
-    for (int a = 0; a < kArrays; ++a) {
-#pragma unroll
-      for (int j = 0; j < C::kPacks; ++j) {
-        cuda::fetch(slot(s, a, j), in[a] + from + j * C::kThreads * kPack<T>, there && has(j));
-      }
-    }
-    cuda::end_batch();
-  }
-
-  // The row's packs; zeros where there is no row or no pack.
-  __device__ void take(Pack<T> (&to)[kArrays][C::kPacks]) {
-    cuda::wait_batches<P::kStages - 1>();
-#pragma unroll
-    for (int a = 0; a < kArrays; ++a) {
-#pragma unroll
-      for (int j = 0; j < C::kPacks; ++j) {
-        const uint4 bits = *slot(stage, a, j);
-        to[a][j] = {{bits.x, bits.y, bits.z, bits.w}};
-      }
-    }
-    fetch(stage, P::kStages);
-    stage = stage + 1 == P::kStages ? 0 : stage + 1;
-  }
-
-  __device__ void put(T* to, int j, const Pack<T>& pack) const {
-    if (exists() && has(j)) cuda::store_pack(pack, to + at + j * C::kThreads * kPack<T>);
-  }
-};
-
-// Stops the compiler from keeping 16-bit elements as f32 until they are needed again.
-template <class T, int kPacks>
-__device__ __forceinline__ void keep_packed(Pack<T> (&packs)[kPacks]) {
-  if constexpr (sizeof(T) < sizeof(float)) {
-#pragma unroll
-    for (Pack<T>& pack : packs) {
-#pragma unroll
-      for (unsigned& word : pack.word) asm volatile("" : "+r"(word));
-    }
-  }
-}
-
-// w of this block's columns as f32: the first four elements of every pack, then the next four.
-template <class T, class C>
-struct Weights {
-  float* room;
-
-  __device__ void fill(const RmsNormArgs& args, const void* w, std::int64_t first) const {
-    for (int i = threadIdx.x; i < C::kSlots * kPack<T>; i += C::kBlock) {
-      const std::int64_t c = first + i;
-      const int place = (i % kPack<T> / 4 * C::kSlots + i / kPack<T>)*4 + i % 4;
-      room[place] = c < args.cols ? weight_at<T>(args, w, c) : 0;
-    }
-  }
-  __device__ void get(int j, float (&v)[kPack<T>]) const {
-#pragma unroll
-    for (int h = 0; h < kPack<T> / 4; ++h) {
-      const int p = h * C::kSlots + C::rank() + j * C::kThreads;
-      const float4 four = *reinterpret_cast<const float4*>(room + 4 * p);
-      v[4 * h] = four.x;
-      v[4 * h + 1] = four.y;
-      v[4 * h + 2] = four.z;
-      v[4 * h + 3] = four.w;
-    }
-  }
-};
-
-// ---- rows that are kept ----
+// ---- forward ----
 
 template <class T>
 struct ForwardCall {
@@ -293,60 +77,102 @@ struct ForwardCall {
   float* r;        // [R]
 };
 
+// Blocks that a multiprocessor has registers for: 40, 64 or 128 a thread.
+template <Form kForm, class C>
+constexpr int forward_blocks() {
+  constexpr bool kMany = C::kPacks > 4 && kForm != Form::kPlain;
+  return std::max(1, (C::kPacks <= 2 ? 1536 : kMany ? 512 : 1024) / C::kBlock);
+}
+
 template <class T, Form kForm, class C>
-__global__ void __launch_bounds__(C::kBlock, ForwardPlan<T, kForm, C>::kBlocks)
+__global__ void __launch_bounds__(C::kBlock, forward_blocks<kForm, C>())
     forward_kept(RmsNormArgs args, ForwardCall<T> f) {
-  using P = ForwardPlan<T, kForm, C>;
-  extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ float room[2][C::kGroups * C::kSums];
-  const T* in[P::kArrays];
-  in[0] = f.x;
-  if constexpr (P::kArrays > 1) in[1] = f.other;
-  Rows<T, C, P> walk(args, in, shared + P::kWeightBytes);
-  const Weights<T, C> w{reinterpret_cast<float*>(shared)};
-  w.fill(args, f.w, std::int64_t{walk.first} * kPack<T>);
-  __syncthreads();
-  if constexpr (C::kCluster > 1) cuda::cluster_sync();  // the peers are there to be written to
-  const float share = 1 / static_cast<float>(args.cols);
-  Pack<T> pack[P::kArrays][C::kPacks];
-  float v[kPack<T>];
-  float u[kPack<T>];
-  for (int turn = 0; walk.more(); walk.next(), turn ^= 1) {
-    walk.take(pack);
-    float sum = 0;
+  cuda::wait_turn();
+  extern __shared__ uint4 room[];
+  const Waiting<C, kForm == Form::kGated> waiting{room};
+  const Part<C> part(args.cols / kPack<T>);
+  const std::int64_t row = C::index();
+  const auto place = place_of<T>(args, part, row);
+  const auto columns = place_of<T>(args, part, 0);
+  const bool like_x = args.weight == kRmsNormWeightLikeX;
+  Pack<T> pack[C::kPacks];
+  Pack<T> residual[C::kPacks];
+  Pack<T> weight[C::kPacks];
 #pragma unroll
-    for (int j = 0; j < C::kPacks; ++j) {
-      cuda::unpack(pack[0][j], v);
-      if constexpr (kForm == Form::kResidual) {
-        cuda::unpack(pack[1][j], u);
-#pragma unroll
-        for (int i = 0; i < kPack<T>; ++i) v[i] += u[i];
-        pack[0][j] = cuda::pack_of<T>(v);
-        walk.put(f.h, j, pack[0][j]);
-        cuda::unpack(pack[0][j], v);  // as stored
-      }
-#pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) sum = fmaf(v[i], v[i], sum);
+  for (int j = 0; j < C::kPacks; ++j) {
+    pack[j] = place.get(f.x, j);
+    if constexpr (kForm == Form::kResidual) residual[j] = place.get(f.other, j);
+    if constexpr (kForm == Form::kGated) {
+      cuda::fetch(waiting.gate(j), f.other + place.at + place.offset(j), place.has(j));
     }
-    keep_packed(pack[0]);
-    const float r = inverse_root(C::sum(sum, room[turn]), share, args.eps);
-    if (walk.exists() && walk.first == 0 && C::rank() == 0) f.r[walk.row] = r;
-#pragma unroll
-    for (int j = 0; j < C::kPacks; ++j) {
-      cuda::unpack(pack[0][j], v);
-      w.get(j, u);
-#pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) v[i] = v[i] * r * u[i];
-      if constexpr (kForm == Form::kGated) {
-        cuda::unpack(pack[1][j], u);
-#pragma unroll
-        for (int i = 0; i < kPack<T>; ++i) v[i] *= silu<T>(u[i]);
-      }
-      walk.put(f.y, j, cuda::pack_of<T>(v));
+    if constexpr (waiting.kWeights) {
+      cuda::fetch_common(waiting.weight(j),
+                         static_cast<const T*>(f.w) + columns.at + columns.offset(j),
+                         like_x && columns.has(j));
     }
   }
-  cuda::wait_batches<0>();  // nothing is on its way to a block that is gone
+  cuda::end_batch();
+  if (!waiting.kWeights && like_x) {
+#pragma unroll
+    for (int j = 0; j < C::kPacks; ++j) {
+      weight[j] = {};
+      if (!columns.has(j)) continue;
+      weight[j] =
+          cuda::load_pack_shared(static_cast<const T*>(f.w) + columns.at + columns.offset(j));
+    }
+  }
+  __shared__ Sums<C, 1> sums;
+  if constexpr (C::kCluster > 1) {  // all are ready to be told, while the row is on its way
+    if (threadIdx.x == 0) sums.init();
+    cuda::cluster_sync();
+  }
+
+  float sum = 0;
+  float v[kPack<T>];
+  float u[kPack<T>];
+#pragma unroll
+  for (int j = 0; j < C::kPacks; ++j) {
+    cuda::unpack(pack[j], v);
+    if constexpr (kForm == Form::kResidual) {
+      cuda::unpack(residual[j], u);
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i) v[i] += u[i];
+      pack[j] = cuda::pack_of<T>(v);
+      place.put(f.h, j, pack[j]);
+      cuda::unpack(pack[j], v);  // as stored
+    }
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) sum = fmaf(v[i], v[i], sum);
+  }
+  keep_packed(pack);
+  if constexpr (C::kCluster > 1) {
+    sum = sums.sum(sum, 0);
+  } else {
+    sum = RowThreads<C::kThreads>::sum(sum, sums.part[0][0]);
+  }
+  const float r = inverse_root(sum, 1 / static_cast<float>(args.cols), args.eps);
+  if (row < args.rows && part.first == 0 && C::rank() == 0) f.r[row] = r;
+  cuda::wait_batches<0>();
+#pragma unroll
+  for (int j = 0; j < C::kPacks; ++j) {
+    cuda::unpack(pack[j], v);
+    if (like_x) {
+      cuda::unpack(waiting.kWeights ? pack_at<T>(waiting.weight(j)) : weight[j], u);
+    } else {
+      load_weight(args, f.w, columns, j, u);
+    }
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) v[i] = v[i] * r * u[i];
+    if constexpr (kForm == Form::kGated) {
+      cuda::unpack(pack_at<T>(waiting.gate(j)), u);
+#pragma unroll
+      for (int i = 0; i < kPack<T>; ++i) v[i] *= silu<T>(u[i]);
+    }
+    place.put(f.y, j, cuda::pack_of<T>(v));
+  }
 }
+
+// ---- backward ----
 
 template <class T>
 struct BackwardCall {
@@ -360,98 +186,146 @@ struct BackwardCall {
   float* parts;    // [blocks or clusters, D]: their dw
 };
 
+template <Form kForm>
+constexpr int kBackwardArrays = kForm == Form::kPlain ? 2 : 3;
+
+// A thread's packs of one row, from dy to dx.
 template <class T, Form kForm, class C>
-__global__ void __launch_bounds__(C::kBlock, BackwardPlan<T, kForm, C>::kBlocks)
-    backward_kept(RmsNormArgs args, BackwardCall<T> b) {
-  using P = BackwardPlan<T, kForm, C>;
-  extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ float room[2][C::kGroups * C::kSums];
-  const T* in[P::kArrays];
-  in[0] = b.x;
-  in[1] = b.dy;
-  if constexpr (P::kArrays > 2) in[2] = b.other;
-  Rows<T, C, P> walk(args, in, shared + P::kWeightBytes);
-  const Weights<T, C> weights{reinterpret_cast<float*>(shared)};
-  const std::int64_t first = std::int64_t{walk.first} * kPack<T>;
-  weights.fill(args, b.w, first);
-  __syncthreads();
-  if constexpr (C::kCluster > 1) cuda::cluster_sync();
-  const float share = 1 / static_cast<float>(args.cols);
-  float dw[C::kPacks][kPack<T>] = {};
-  Pack<T> pack[P::kArrays][C::kPacks];
-  float r_next = walk.exists() ? b.r[walk.row] : 0;
-  for (int turn = 0; walk.more(); walk.next(), turn ^= 1) {
-    const float r = r_next;
-    r_next = walk.row + walk.step < args.rows ? b.r[walk.row + walk.step] : 0;
-    walk.take(pack);
-    float x[kPack<T>], through[kPack<T>], w[kPack<T>], other[kPack<T>];
-    float kept[C::kPacks][kForm == Form::kGated ? kPack<T> : 1];  // dy·silu(g)
+struct RowGradient {
+  static constexpr bool kGated = kForm == Form::kGated;
+  Pack<T> pack[kBackwardArrays<kForm>][C::kPacks];  // x, dy, and dh_in or g
+  float through[kGated ? C::kPacks : 1][kPack<T>];  // dy·silu(g)
+
+  // Returns their part of s, adds to dw, writes dg.
+  __device__ float begin(const BackwardCall<T>& b, const Place<T, C>& place, float r,
+                         Columns<T, C>& columns) {
+    float x[kPack<T>], dy[kPack<T>], g[kPack<T>];
     float s = 0;
 #pragma unroll
     for (int j = 0; j < C::kPacks; ++j) {
       cuda::unpack(pack[0][j], x);
-      cuda::unpack(pack[1][j], through);
-      weights.get(j, w);
-      if constexpr (kForm == Form::kGated) {
-        cuda::unpack(pack[2][j], other);
+      cuda::unpack(pack[1][j], dy);
+      if constexpr (kGated) {
+        cuda::unpack(pack[2][j], g);
 #pragma unroll
         for (int i = 0; i < kPack<T>; ++i) {
-          const auto [silu, slope] = gate<T>(other[i]);
-          other[i] = x[i] * r * w[i] * (through[i] * slope);
-          through[i] *= silu;
-          kept[j][i] = through[i];
+          const auto [silu, slope] = gate<T>(g[i]);
+          g[i] = x[i] * r * columns.w[j][i] * (dy[i] * slope);
+          dy[i] *= silu;
+          through[j][i] = dy[i];
         }
-        walk.put(b.dg, j, cuda::pack_of<T>(other));
+        place.put(b.dg, j, cuda::pack_of<T>(g));
       }
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) {
-        const float term = x[i] * through[i];
-        s = fmaf(term, w[i], s);
-        dw[j][i] = fmaf(term, r, dw[j][i]);
+        const float term = x[i] * dy[i];
+        s = fmaf(term, columns.w[j][i], s);
+        columns.dw[j][i] = fmaf(term, r, columns.dw[j][i]);
       }
     }
     keep_packed(pack[0]);
     keep_packed(pack[1]);
-    const float back = pull(C::sum(s, room[turn]), r, share);
+    return s;
+  }
+
+  // s: of the whole row.
+  __device__ void finish(const BackwardCall<T>& b, const Place<T, C>& place, float r, float s,
+                         float share, const Columns<T, C>& columns) {
+    const float back = pull(s, r, share);
+    float x[kPack<T>], dy[kPack<T>], dh[kPack<T>];
 #pragma unroll
     for (int j = 0; j < C::kPacks; ++j) {
       cuda::unpack(pack[0][j], x);
-      cuda::unpack(pack[1][j], through);
-      weights.get(j, w);
-      if constexpr (kForm == Form::kResidual) cuda::unpack(pack[2][j], other);
+      cuda::unpack(pack[1][j], dy);
+      if constexpr (kForm == Form::kResidual) cuda::unpack(pack[2][j], dh);
 #pragma unroll
       for (int i = 0; i < kPack<T>; ++i) {
-        if constexpr (kForm == Form::kGated) through[i] = kept[j][i];
-        const float inner = fmaf(-x[i], back, through[i] * w[i]);
-        x[i] = kForm == Form::kResidual ? fmaf(inner, r, other[i]) : inner * r;
+        if constexpr (kGated) dy[i] = through[j][i];
+        const float inner = fmaf(-x[i], back, dy[i] * columns.w[j][i]);
+        x[i] = kForm == Form::kResidual ? fmaf(inner, r, dh[i]) : inner * r;
       }
-      walk.put(b.dx, j, cuda::pack_of<T>(x));
+      place.put(b.dx, j, cuda::pack_of<T>(x));
     }
   }
-  cuda::wait_batches<0>();
-  if (args.weight == kRmsNormNoWeight) return;
+};
 
-  // The groups' sums meet where the rows were fetched to.
-  __syncthreads();
-  auto* sums = reinterpret_cast<float*>(shared + P::kWeightBytes);  // [kGroups, kCols]
+// Rows of one warp or a part of one, kAtOnce of each group at once, from memory to registers. Four at once
+// take 0.5 us more for 16384 rows of 128 columns.
+constexpr int kAtOnce = 2;
+
+template <Form kForm, class C>
+constexpr int loaded_blocks() {
+  return kForm == Form::kPlain && C::kPacks == 1 ? 4 : 2;
+}
+
+template <class T, Form kForm, class C>
+__global__ void __launch_bounds__(C::kBlock, loaded_blocks<kForm, C>())
+    backward_loaded(RmsNormArgs args, BackwardCall<T> b) {
+  cuda::hold_next_wait_turn();
+  __shared__ __align__(16) float room[C::kGroups * C::kSlots * kPack<T>];
+  const Part<C> part(args.cols / kPack<T>);
+  const float share = 1 / static_cast<float>(args.cols);
+  Columns<T, C> columns(args, b.w, part);
+  // A warp goes on while the first of its groups has a row.
+  const std::int64_t before = C::group() % (kWarp / C::kThreads);
+  for (std::int64_t row = C::index(); row - before < args.rows; row += kAtOnce * C::groups()) {
+    RowGradient<T, kForm, C> gradient[kAtOnce];
+    float r[kAtOnce];
 #pragma unroll
-  for (int j = 0; j < C::kPacks; ++j) {
-    float* to = sums + C::group() * P::kCols + (C::rank() + j * C::kThreads) * kPack<T>;
+    for (int k = 0; k < kAtOnce; ++k) {
+      const auto place = place_of<T>(args, part, row + k * C::groups());
 #pragma unroll
-    for (int i = 0; i < kPack<T>; i += 4) {
-      *reinterpret_cast<float4*>(to + i) =
-          make_float4(dw[j][i], dw[j][i + 1], dw[j][i + 2], dw[j][i + 3]);
+      for (int j = 0; j < C::kPacks; ++j) {
+        gradient[k].pack[0][j] = place.get(b.x, j);
+        gradient[k].pack[1][j] = place.get(b.dy, j);
+        if constexpr (kForm != Form::kPlain) gradient[k].pack[2][j] = place.get(b.other, j);
+      }
+      r[k] = row + k * C::groups() < args.rows ? b.r[row + k * C::groups()] : 0;
+    }
+#pragma unroll
+    for (int k = 0; k < kAtOnce; ++k) {
+      const auto place = place_of<T>(args, part, row + k * C::groups());
+      const float s = cuda::lanes_sum<C::kThreads>(gradient[k].begin(b, place, r[k], columns));
+      gradient[k].finish(b, place, r[k], s, share, columns);
     }
   }
+  cuda::next_may_start();
+  if (args.weight != kRmsNormNoWeight) columns.leave_dw(args, part, room, b.parts);
+}
+
+template <class T, Form kForm, class C>
+using BackwardStream = Stream<T, C, kBackwardArrays<kForm>>;
+
+template <class T, Form kForm, class C>
+__global__ void __launch_bounds__(C::kBlock, 1)
+    backward_streamed(RmsNormArgs args, BackwardCall<T> b) {
+  cuda::hold_next_wait_turn();
+  using Rows = BackwardStream<T, kForm, C>;
+  static_assert(C::kGroups * Columns<T, C>::kAll * sizeof(float) <= Rows::kBytes);
+  extern __shared__ __align__(128) unsigned char slots[];
+  __shared__ typename Rows::Shared shared;
+  const T* in[kBackwardArrays<kForm>];
+  in[0] = b.x;
+  in[1] = b.dy;
+  if constexpr (kForm != Form::kPlain) in[2] = b.other;
+  Rows rows(args, in, slots, shared);
+  const float share = 1 / static_cast<float>(args.cols);
+  Columns<T, C> columns(args, b.w, rows.part);
+  float r_next = rows.more() ? b.r[rows.row] : 0;
   __syncthreads();
-  float* part = b.parts + std::int64_t{blockIdx.x / C::kCluster} * args.cols + first;
-  const int mine = (walk.packs + C::rank()) * kPack<T>;
-  for (int c = threadIdx.x; c < mine; c += C::kBlock) {
-    float sum = sums[c];
-#pragma unroll
-    for (int g = 1; g < C::kGroups; ++g) sum += sums[g * P::kCols + c];
-    part[c] = sum;
+  if constexpr (C::kCluster > 1) cuda::cluster_sync();
+  for (; rows.more(); rows.next()) {
+    const float r = r_next;
+    r_next = rows.row + C::groups() < args.rows ? b.r[rows.row + C::groups()] : 0;
+    RowGradient<T, kForm, C> gradient;
+    rows.take(gradient.pack);
+    const float s = rows.sum(gradient.begin(b, rows.place, r, columns));
+    gradient.finish(b, rows.place, r, s, share, columns);
   }
+  cuda::next_may_start();
+  if (args.weight == kRmsNormNoWeight) return;
+  __syncthreads();  // no group needs its slots any more
+  columns.leave_dw(args, rows.part, reinterpret_cast<float*>(slots), b.parts);
 }
 
 // ---- any row: walked twice ----
@@ -459,6 +333,7 @@ __global__ void __launch_bounds__(C::kBlock, BackwardPlan<T, kForm, C>::kBlocks)
 template <class T, Form kForm, int kThreads>
 __global__ void __launch_bounds__(RowThreads<kThreads>::kBlock)
     forward_walked(RmsNormArgs args, ForwardCall<T> f) {
+  cuda::wait_turn();
   using Row = RowThreads<kThreads>;
   __shared__ float room[Row::kWarps];
   if (Row::row() >= args.rows) return;
@@ -491,6 +366,7 @@ __device__ __forceinline__ float through_at(const BackwardCall<T>& b, std::int64
 template <class T, Form kForm, int kThreads>
 __global__ void __launch_bounds__(RowThreads<kThreads>::kBlock)
     backward_walked(RmsNormArgs args, BackwardCall<T> b) {
+  cuda::wait_turn();
   using Row = RowThreads<kThreads>;
   __shared__ float room[Row::kWarps];
   if (Row::row() >= args.rows) return;
@@ -522,6 +398,7 @@ constexpr int kShares = 8;  // warps that share the rows of 32 columns
 template <class T, Form kForm>
 __global__ void __launch_bounds__(kWarp* kShares)
     dw_walked(RmsNormArgs args, std::int64_t each, BackwardCall<T> b) {
+  cuda::wait_turn();
   __shared__ float room[kShares][kWarp];
   const int lane = threadIdx.x % kWarp;
   const int share = threadIdx.x / kWarp;
@@ -543,19 +420,32 @@ __global__ void __launch_bounds__(kWarp* kShares)
 
 // ---- launch ----
 
-// Calls body with the narrowest cut that holds a row; false where none does.
+// Two packs of a thread rather than four, four rather than eight; but one block of threads with eight
+// rather than clusters with four: of 16 bits, 8192 columns reach 92 % of a copy's speed with two packs and
+// 91 % with four, 32768 columns 91 % in one block and 88 % in clusters.
+template <class Body>
+bool with_forward_cut(std::int64_t packs, const Body& body) {
+  return with_cut<Cut<16, 1, 16>, Cut<32, 1, 8>, Cut<32, 4, 4>, Cut<128, 2>, Cut<256, 2>,
+                  Cut<512, 2>, Cut<512, 4>, Cut<512, 8>, Cut<512, 8, 1, 2>>(packs, body);
+}
+
+// Eight or sixteen elements of a thread, for w and dw take a register each for every one. Several groups
+// in a block hide each other's exchange of sums: 16 bits of 8192 columns reach 92 % of a copy's speed
+// with four groups in clusters, 86 % with a row a block; f32 of 32768 columns, with so many bytes under
+// way that it does not matter, 93 % with one group.
 template <class T, class Body>
-bool with_cut(std::int64_t cols, const Body& body) {
-  constexpr int kMost = 16 / kPack<T>;  // more would not leave room for dw
-  if (cols % kPack<T> != 0) return false;
-  const auto fits = [&]<class C>(C cut) {
-    if (cols / kPack<T> > C::kSlots * C::kCluster) return false;
-    body(cut);
-    return true;
-  };
-  return fits(Cut<16, 1>()) || fits(Cut<32, 1>()) || fits(Cut<32, 2>()) || fits(Cut<128, 1>()) ||
-         fits(Cut<128, kMost>()) || fits(Cut<256, kMost>()) || fits(Cut<512, kMost>()) ||
-         fits(Cut<512, kMost, 4>());
+bool with_backward_cut(std::int64_t packs, const Body& body) {
+  constexpr int kEight = 8 / kPack<T>;
+  return with_cut<Cut<16, 1, 16>, Cut<32, 1, 8>, Cut<32, 2, 8>, Cut<128, 1, 8>,
+                  Cut<128, 2 * kEight, 4>, Cut<256, 2 * kEight, 2>, Cut<256, kEight, 4, 4>,
+                  Cut<512, 2 * kEight, 1, 4>>(packs, body);
+}
+
+// Blocks or clusters that run at once. Clusters of 4 do not fill all parts of an H200: it runs 30.
+template <Form kForm, class C>
+constexpr std::int64_t backward_at_once() {
+  if (C::kCluster == 4) return 30;
+  return cuda::kMultiprocessors * (C::kOneWarp ? loaded_blocks<kForm, C>() : 1);
 }
 
 template <class... Pointers>
@@ -566,9 +456,12 @@ bool all_aligned(Pointers... pointers) {
 constexpr std::int64_t kMostByWarp = 512;  // columns of a walked row that one warp shares
 constexpr int kWalkers = 512;              // threads that share a longer one
 
-template <int kThreads>
-unsigned walked_grid(const RmsNormArgs& args) {
-  return static_cast<unsigned>(cuda::blocks_for(args.rows, RowThreads<kThreads>::kRows));
+template <int kThreads, class Call>
+void launch_walked(void (*kernel)(RmsNormArgs, Call), const RmsNormArgs& args, const Call& call,
+                   cudaStream_t stream) {
+  using Row = RowThreads<kThreads>;
+  cuda::launch(kernel, cuda::blocks_for(args.rows, Row::kRows), Row::kBlock, 0, 1, stream, args,
+               call);
 }
 
 template <Form kForm, class T>
@@ -583,19 +476,18 @@ void forward(const KernelCall& call) {
                          call.output<float>(kResidual ? 2 : 1)};
   const auto stream = static_cast<cudaStream_t>(call.queue);
   if (args.rows == 0) return;
-  if (all_aligned(f.x, f.other, f.y, f.h) && with_cut<T>(args.cols, [&]<class C>(C) {
-        using P = ForwardPlan<T, kForm, C>;
-        cuda::launch(forward_kept<T, kForm, C>, grid<C>(args.rows, P::kBlocks), C::kBlock,
-                     P::kBytes, C::kCluster, stream, args, f);
+  if (args.cols % kPack<T> == 0 && all_aligned(f.x, f.other, f.w, f.y, f.h) &&
+      with_forward_cut(args.cols / kPack<T>, [&]<class C>(C) {
+        cuda::launch(forward_kept<T, kForm, C>,
+                     cuda::blocks_for(args.rows, C::kGroups) * C::kCluster, C::kBlock, Waiting < C,
+                     kForm == Form::kGated > ::kBytes, C::kCluster, stream, args, f);
       })) {
     return;
   }
   if (args.cols <= kMostByWarp) {
-    forward_walked<T, kForm, kWarp>
-        <<<walked_grid<kWarp>(args), RowThreads<kWarp>::kBlock, 0, stream>>>(args, f);
+    launch_walked<kWarp>(forward_walked<T, kForm, kWarp>, args, f, stream);
   } else {
-    forward_walked<T, kForm, kWalkers>
-        <<<walked_grid<kWalkers>(args), kWalkers, 0, stream>>>(args, f);
+    launch_walked<kWalkers>(forward_walked<T, kForm, kWalkers>, args, f, stream);
   }
 }
 
@@ -614,8 +506,8 @@ Strips strips_of(const RmsNormArgs& args) {
 template <Form kForm, class T>
 std::int64_t kept_parts(const RmsNormArgs& args) {
   std::int64_t parts = 0;
-  with_cut<T>(args.cols, [&]<class C>(C) {
-    parts = grid<C>(args.rows, BackwardPlan<T, kForm, C>::kBlocks) / C::kCluster;
+  with_backward_cut<T>(args.cols / kPack<T>, [&]<class C>(C) {
+    parts = blocks_of<C>(args.rows, backward_at_once<kForm, C>()) / C::kCluster;
   });
   return parts;
 }
@@ -633,25 +525,27 @@ std::size_t backward_workspace(const void* p) {
 template <Form kForm, class T>
 std::int64_t backward_rows(const RmsNormArgs& args, const BackwardCall<T>& b, cudaStream_t stream) {
   if (args.rows == 0) return 0;
-  if (all_aligned(b.x, b.dy, b.other, b.dx, b.dg) && with_cut<T>(args.cols, [&]<class C>(C) {
-        using P = BackwardPlan<T, kForm, C>;
-        cuda::launch(backward_kept<T, kForm, C>, grid<C>(args.rows, P::kBlocks), C::kBlock,
-                     P::kBytes, C::kCluster, stream, args, b);
+  if (args.cols % kPack<T> == 0 && all_aligned(b.x, b.dy, b.other, b.w, b.dx, b.dg) &&
+      with_backward_cut<T>(args.cols / kPack<T>, [&]<class C>(C) {
+        const std::int64_t blocks = blocks_of<C>(args.rows, backward_at_once<kForm, C>());
+        if constexpr (C::kOneWarp) {
+          cuda::launch(backward_loaded<T, kForm, C>, blocks, C::kBlock, 0, 1, stream, args, b);
+        } else {
+          cuda::launch(backward_streamed<T, kForm, C>, blocks, C::kBlock,
+                       BackwardStream<T, kForm, C>::kBytes, C::kCluster, stream, args, b);
+        }
       })) {
     return kept_parts<kForm, T>(args);
   }
   if (args.cols <= kMostByWarp) {
-    backward_walked<T, kForm, kWarp>
-        <<<walked_grid<kWarp>(args), RowThreads<kWarp>::kBlock, 0, stream>>>(args, b);
+    launch_walked<kWarp>(backward_walked<T, kForm, kWarp>, args, b, stream);
   } else {
-    backward_walked<T, kForm, kWalkers>
-        <<<walked_grid<kWalkers>(args), kWalkers, 0, stream>>>(args, b);
+    launch_walked<kWalkers>(backward_walked<T, kForm, kWalkers>, args, b, stream);
   }
   if (args.weight == kRmsNormNoWeight) return 0;
   const Strips strips = strips_of(args);
-  const dim3 blocks(static_cast<unsigned>(cuda::blocks_for(args.cols, kWarp)),
-                    static_cast<unsigned>(strips.count));
-  dw_walked<T, kForm><<<blocks, kWarp * kShares, 0, stream>>>(args, strips.each, b);
+  cuda::launch(dw_walked<T, kForm>, {cuda::blocks_for(args.cols, kWarp), strips.count},
+               kWarp * kShares, 0, 1, stream, args, strips.each, b);
   return strips.count;
 }
 
