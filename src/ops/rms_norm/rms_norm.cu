@@ -422,11 +422,13 @@ __global__ void __launch_bounds__(kWarp* kShares)
 
 // Two packs of a thread rather than four, four rather than eight; but one block of threads with eight
 // rather than clusters with four: of 16 bits, 8192 columns reach 92 % of a copy's speed with two packs and
-// 91 % with four, 32768 columns 91 % in one block and 88 % in clusters.
-template <class Body>
+// 91 % with four, 32768 columns 91 % in one block and 88 % in clusters. The longest rows of two tensors
+// have no room in the registers of one block.
+template <Form kForm, class Body>
 bool with_forward_cut(std::int64_t packs, const Body& body) {
+  using Longest = std::conditional_t<kForm == Form::kPlain, Cut<1024, 8>, Cut<512, 8, 1, 2>>;
   return with_cut<Cut<16, 1, 16>, Cut<32, 1, 8>, Cut<32, 4, 4>, Cut<128, 2>, Cut<256, 2>,
-                  Cut<512, 2>, Cut<512, 4>, Cut<512, 8>, Cut<512, 8, 1, 2>>(packs, body);
+                  Cut<512, 2>, Cut<512, 4>, Cut<512, 8>, Longest>(packs, body);
 }
 
 // Eight or sixteen elements of a thread, for w and dw take a register each for every one. Several groups
@@ -477,10 +479,11 @@ void forward(const KernelCall& call) {
   const auto stream = static_cast<cudaStream_t>(call.queue);
   if (args.rows == 0) return;
   if (args.cols % kPack<T> == 0 && all_aligned(f.x, f.other, f.w, f.y, f.h) &&
-      with_forward_cut(args.cols / kPack<T>, [&]<class C>(C) {
+      with_forward_cut<kForm>(args.cols / kPack<T>, [&]<class C>(C) {
+        constexpr int kBytes = Waiting<C, kForm == Form::kGated>::kBytes;
         cuda::launch(forward_kept<T, kForm, C>,
-                     cuda::blocks_for(args.rows, C::kGroups) * C::kCluster, C::kBlock, Waiting < C,
-                     kForm == Form::kGated > ::kBytes, C::kCluster, stream, args, f);
+                     cuda::blocks_for(args.rows, C::kGroups) * C::kCluster, C::kBlock, kBytes,
+                     C::kCluster, stream, args, f);
       })) {
     return;
   }
