@@ -1,17 +1,14 @@
 // CUDA kernels of moe_route (formula and layout: mlxtape/ops/moe_route.h).
 //
-// Forward: a warp a row, the row in registers; the next is on its way as soon as they are free. The
-// k-th largest of the lanes' maxima is a floor under the k-th largest logit, for k lanes have one at
-// or above it. What reaches the floor (12 of 512 logits on average for k = 10) is put on a list in
-// shared memory, and each place of the list finds its rank by counting the larger ones. Where there
-// are too many, where the floor is not a number above −inf, and for k > 32, the list is made by
-// bisection on the bits of the keys, and of the indices where keys are equal. Bound by instructions.
+// Forward: a warp a row, the row in registers; the next is on its way as soon as they are free. A list
+// of few logits, the chosen among them, is made in shared memory (moe_route_choose.cuh), and each
+// place of it finds its rank by counting the larger ones. Bound by instructions.
 //
 // Counts: a block counts in shared memory and leaves the running sums of its counts in scratch
 // memory; the sum of these over the blocks is offsets. Integers, so that the order does not matter.
 //
-// Backward: a warp a row, whose sums it keeps in shared memory; each row is written once. Bound by
-// memory.
+// Backward: a warp a row, or as many as have 32 places together, made in shared memory and written
+// once. Bound by memory.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -23,6 +20,7 @@
 #include "backends/cuda/device/scatter.cuh"
 #include "mlxtape/core/registry.h"
 #include "moe_route_args.h"
+#include "moe_route_choose.cuh"
 
 namespace mlxtape::ops {
 
@@ -36,240 +34,118 @@ using cuda::narrow;
 using cuda::Pack;
 using cuda::widen;
 
-constexpr int kMostExperts = 1024;
-constexpr int kMostChosen = 64;
-constexpr int kPlaces = 64;  // of a list
-
-// ---- keys: unsigned numbers that compare like the contract says ----
-
-constexpr unsigned kAbsent = 0;  // past the end of the row
-constexpr unsigned kNaN = 1;     // the next number, −inf, is at 0x007fffff
-
-__device__ __forceinline__ unsigned key_of(float v) {
-  const unsigned bits = __float_as_uint(v + 0.0F);  // −0 becomes 0
-  const unsigned key = bits ^ (static_cast<unsigned>(static_cast<int>(bits) >> 31) | 0x80000000U);
-  return isnan(v) ? kNaN : key;
-}
-// NaN for kNaN and kAbsent.
-__device__ __forceinline__ float value_of(unsigned key) {
-  return __uint_as_float((key & 0x80000000U) != 0 ? key ^ 0x80000000U : ~key);
-}
-
-// ---- a row in registers ----
-
-// kEach logits a lane. kPacked: in packs of 16 bytes, neighbouring lanes reading neighbouring packs;
-// else neighbouring logits.
-template <class T, int kEach, bool kPacked>
-struct Row {
-  static constexpr int kWords = kPacked ? kEach / kPack<T> : kEach;
-  std::conditional_t<kPacked, Pack<T>, T> word[kWords];
-
-  // The index of this lane's j-th logit is base() + offset(j). Compare offsets, which are constants.
-  static __device__ __forceinline__ int base() {
-    return static_cast<int>(threadIdx.x % kWarp) * (kPacked ? kPack<T> : 1);
-  }
-  static __device__ __forceinline__ constexpr int offset(int j) {
-    return kPacked ? j / kPack<T> * kWarp * kPack<T> + j % kPack<T> : j * kWarp;
-  }
-
-  // in: x is a row. What is not there is zero, so that nothing loaded before must be kept for it.
-  __device__ __forceinline__ void load(const T* x, int experts, bool in) {
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      const int at = offset(kPacked ? w * kPack<T> : w);
-      word[w] = {};
-      if (!in || at >= experts - base()) continue;
-      if constexpr (kPacked) {
-        word[w] = cuda::load_pack(x + base() + at);
-      } else {
-        word[w] = x[base() + at];
-      }
-    }
-  }
-
-  // −inf past the end.
-  __device__ __forceinline__ void widen_to(float (&v)[kEach], int experts) const {
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      if constexpr (kPacked) {
-        float pack[kPack<T>];
-        cuda::unpack(word[w], pack);
-        const bool in = offset(w * kPack<T>) < experts - base();
-#pragma unroll
-        for (int i = 0; i < kPack<T>; ++i) v[w * kPack<T> + i] = in ? pack[i] : -INFINITY;
-      } else {
-        v[w] = offset(w) < experts - base() ? widen(word[w]) : -INFINITY;
-      }
-    }
-  }
-};
-
-// ---- which logits are on the list ----
-
-struct Entry {
-  unsigned bits;  // of the logit
-  unsigned index;
-};
-
-// The number of lanes' hits before this lane's, and of all; hits ≤ 32 in each.
-struct Before {
-  int own, all;
-};
-__device__ __forceinline__ Before count_before(int hits) {
-  const unsigned lower = (1U << (threadIdx.x % kWarp)) - 1;
-  Before before{0, 0};
-#pragma unroll
-  for (int bit = 0; bit < 6; ++bit) {
-    const unsigned lanes = __ballot_sync(kAll, (hits >> bit) & 1);
-    before.own += __popc(lanes & lower) << bit;
-    before.all += __popc(lanes) << bit;
-  }
-  return before;
-}
-
-// Puts the value(j) that hit(j) says on the list, in any order; returns how many there are. If more
-// than kPlaces the list is not written.
-template <class RowOf, int kEach, class Hit, class Value>
-__device__ __forceinline__ int make_list(const Hit& hit, const Value& value, Entry* list) {
-  unsigned hits = 0;  // a bit each, which takes fewer registers than asking again
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) hits |= hit(j) ? 1U << j : 0U;
-  const Before before = count_before(__popc(hits));
-  if (before.all > kPlaces) return before.all;
-  Entry* to = list + before.own;
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) {
-    if ((hits >> j & 1U) == 0) continue;
-    *to++ = {__float_as_uint(value(j)), static_cast<unsigned>(RowOf::base() + RowOf::offset(j))};
-  }
-  return before.all;
-}
-
-// A number that at least k ≤ 32 logits reach; NaN where fewer than k lanes have one above −inf.
-template <int kEach>
-__device__ __forceinline__ float find_floor(const float (&v)[kEach], int k) {
-  float largest = -INFINITY;
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) largest = fmaxf(largest, v[j]);  // passes NaN over
-  // The last bits make the lanes differ, so that each round takes one; a little less is a floor too.
-  unsigned key = (key_of(largest) & ~31U) | (threadIdx.x % kWarp);
-  unsigned kth = 0;
-  for (int round = 0; round < k; ++round) {
-    kth = __reduce_max_sync(kAll, key);
-    if (key == kth) key = 0;
-  }
-  return value_of(kth & ~31U);
-}
-
-// The list of exactly the k chosen, whatever the row holds. v is made again from the keys: NaNs lose
-// their payload, −0 its sign, and NaN is past the end.
-template <class RowOf, int kEach>
-__device__ __forceinline__ void list_exactly(float (&v)[kEach], int experts, int k, Entry* list) {
-  unsigned key[kEach];
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) {
-    key[j] = RowOf::offset(j) < experts - RowOf::base() ? key_of(v[j]) : kAbsent;
-  }
-  const auto count = [&](const auto& holds) {
-    unsigned n = 0;
-#pragma unroll
-    for (int j = 0; j < kEach; ++j) n += holds(j) ? 1 : 0;
-    return __reduce_add_sync(kAll, n);
-  };
-  const auto wanted = static_cast<unsigned>(k);
-  unsigned bound = 0;              // the k-th largest key, or one below it that k keys reach
-  unsigned reach = kWarp * kEach;  // how many do
-#pragma unroll 1
-  for (unsigned bit = 1U << 31; bit != 0 && reach != wanted; bit >>= 1) {
-    const unsigned n = count([&](int j) { return key[j] >= (bound | bit); });
-    if (n >= wanted) {
-      bound |= bit;
-      reach = n;
-    }
-  }
-  int last = kMostExperts;  // less the base: the last index chosen of the keys that equal the bound
-  if (reach != wanted) {
-    const unsigned equal = wanted - count([&](int j) { return key[j] > bound; });
-    last = 0;
-#pragma unroll 1
-    for (int bit = kMostExperts / 2; bit != 0; bit /= 2) {
-      const int end = last + bit - RowOf::base();
-      const unsigned n = count([&](int j) { return key[j] == bound && RowOf::offset(j) < end; });
-      if (n < equal) last += bit;
-    }
-    last -= RowOf::base();
-  }
-  make_list<RowOf, kEach>(
-      [&](int j) { return key[j] > bound || (key[j] == bound && RowOf::offset(j) <= last); },
-      [&](int j) { return value_of(key[j]); }, list);
-#pragma unroll
-  for (int j = 0; j < kEach; ++j) v[j] = value_of(key[j]);
-}
-
 // ---- from the list to the results ----
+
+// What a warp keeps in shared memory.
+struct Places {
+  Place list[kPlaces + 1];
+  alignas(16) float value[kPlaces];
+};
 
 template <class T>
 struct Results {
   std::uint32_t* indices;  // [k]
   T* scores;               // [k]
-  float* lse;              // [1]; the full softmax alone
+  unsigned* histogram;     // [E]
 };
 
-// From n ≤ 32·kOwn places of the list, of which this lane has kOwn. sum_all(m): this lane's share of
-// Σ exp(l − m), for the full softmax.
-template <int kOwn, bool kFull, class T, class SumAll>
-__device__ __forceinline__ void write_results(Entry* list, int n, int k, const Results<T>& out,
-                                              const SumAll& sum_all, unsigned* histogram) {
-  // A key and, so that of equal ones the first wins, what is left of its index.
-  auto* order = reinterpret_cast<unsigned long long*>(list);
+// 1 / x of a sum, which is at least 1, or NaN; within 1 ulp.
+__device__ __forceinline__ float inverse_of(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// A number that compares like the logit and, where 16 bits leave room for it, of equal logits like
+// the contract says. Infinity becomes NaN.
+template <class T>
+__device__ __forceinline__ float order_of(float v, unsigned index) {
+  v += 0.0F;  // −0 becomes 0
+  if constexpr (sizeof(T) == 4) return v;
+  return __uint_as_float(__float_as_uint(v) | (v < 0 ? index : kMostExperts - 1 - index));
+}
+
+// From n ≤ 32·kOwn places of the list, of which this lane has kOwn. x: the row; m: its largest;
+// full_sum: Σ exp(l − m) over the row, for the full softmax.
+template <class RowOf, int kOwn, bool kFull, class T>
+__device__ __forceinline__ void write_results(Places& places, int n, int k, const T* x, float m,
+                                              float full_sum, const Results<T>& out) {
   const int lane = threadIdx.x % kWarp;
-  unsigned long long own[kOwn];
+  unsigned index[kOwn];
+  float value[kOwn];
+  float own[kOwn];
+  int rank[kOwn] = {};
   __syncwarp();
 #pragma unroll
   for (int c = 0; c < kOwn; ++c) {
-    const Entry entry = list[lane + c * kWarp];
-    const unsigned key = key_of(__uint_as_float(entry.bits));
-    own[c] = lane + c * kWarp < n ? static_cast<unsigned long long>(key) << 32U | ~entry.index : 0;
+    const int place = lane + c * kWarp;
+    index[c] = index_of<RowOf>(places.list[place]);
+    value[c] = NAN;
+    if (place < n) value[c] = widen(x[index[c]]);
+    own[c] = order_of<T>(value[c], index[c]);
+    places.value[place] = own[c];
   }
   __syncwarp();
+  // A difference with NaN, which is behind the list, has no sign.
+#pragma unroll 1
+  for (int i = 0; i < n; i += 16) {
 #pragma unroll
-  for (int c = 0; c < kOwn; ++c) order[lane + c * kWarp] = own[c];  // zeros behind the list
-  __syncwarp();
-  int rank[kOwn] = {};
-#pragma unroll(kOwn == 1 ? 2 : 1)
-  for (int i = 0; i < n; i += 2) {
-    const ulonglong2 two = *reinterpret_cast<const ulonglong2*>(order + i);
+    for (int j = i; j < i + 16; j += 4) {
+      const float4 others = *reinterpret_cast<const float4*>(places.value + j);
 #pragma unroll
-    for (int c = 0; c < kOwn; ++c) rank[c] += (two.x > own[c] ? 1 : 0) + (two.y > own[c] ? 1 : 0);
+      for (int c = 0; c < kOwn; ++c) {
+        rank[c] += __float_as_uint(own[c] - others.x) >> 31U;
+        rank[c] += __float_as_uint(own[c] - others.y) >> 31U;
+        rank[c] += __float_as_uint(own[c] - others.z) >> 31U;
+        rank[c] += __float_as_uint(own[c] - others.w) >> 31U;
+      }
+    }
   }
-  unsigned largest = 0;
+  unsigned ranks = 0;
 #pragma unroll
-  for (int c = 0; c < kOwn; ++c) largest = max(largest, static_cast<unsigned>(own[c] >> 32U));
-  const float m = value_of(__reduce_max_sync(kAll, largest));
+  for (int c = 0; c < kOwn; ++c) ranks += rank[c];
+  // Each pair of places that differ made one rank larger by one.
+  if (__reduce_add_sync(kAll, ranks) != static_cast<unsigned>(n) * (n - 1) / 2) {
+    auto* keys = reinterpret_cast<unsigned*>(places.value);
+    unsigned key[kOwn];
+#pragma unroll
+    for (int c = 0; c < kOwn; ++c) {
+      key[c] = key_of(value[c]);
+      keys[lane + c * kWarp] = key[c];
+      places.list[lane + c * kWarp] = static_cast<Place>(index[c]);
+      rank[c] = 0;
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < n; ++i) {
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c) {
+        rank[c] += keys[i] > key[c] || (keys[i] == key[c] && places.list[i] < index[c]) ? 1 : 0;
+      }
+    }
+  }
   float e[kOwn];
   float sum = 0;
 #pragma unroll
   for (int c = 0; c < kOwn; ++c) {
-    if (own[c] == 0) rank[c] = kMostChosen;
-    e[c] = rank[c] < k ? exp_for<T>(value_of(static_cast<unsigned>(own[c] >> 32U)) - m) : 0;
+    if (lane + c * kWarp >= n) rank[c] = kMostChosen;
+    e[c] = 0;
+    if (rank[c] < k) {
+      e[c] = kFull ? exp_for<T>(value[c] - m) : cuda::exp_times_constant<T>(value[c] - m);
+    }
     sum += e[c];
   }
-  if constexpr (kFull) sum = sum_all(m);
-  sum = cuda::lanes_sum(sum);
-  if (kFull && lane == 0) *out.lse = m + logf(sum);
-  const float share = 1 / sum;
+  const float share = inverse_of(kFull ? full_sum : cuda::lanes_sum(sum));
 #pragma unroll
   for (int c = 0; c < kOwn; ++c) {
     if (rank[c] >= k) continue;
-    const unsigned index = ~static_cast<unsigned>(own[c]);
-    out.indices[rank[c]] = index;
+    out.indices[rank[c]] = index[c];
     out.scores[rank[c]] = narrow<T>(e[c] * share);
-    atomicAdd(histogram + index, 1U);
+    atomicAdd(out.histogram + index[c], 1U);
   }
-  __syncwarp();  // the list may be written again
 }
 
-// sums[e] = Σ_{i<e} histogram[i] for e in [0, experts]. The whole block; totals: a word a warp.
+// sums[e] = Σ_{i<e} histogram[i] for e in [0, experts). The whole block; totals: a word a warp.
 template <int kWarps>
 __device__ __forceinline__ void write_running_sums(const unsigned* histogram, int experts,
                                                    unsigned* totals, std::uint32_t* sums) {
@@ -294,109 +170,102 @@ __device__ __forceinline__ void write_running_sums(const unsigned* histogram, in
     before += __reduce_add_sync(kAll, total);
     __syncthreads();
   }
-  if (threadIdx.x == 0) sums[experts] = before;
 }
 
 // ---- forward ----
 
-// Warps of a block: one block a multiprocessor, in 64 registers a thread, or 128 for long rows.
-template <int kEach>
-constexpr int kRouters = kEach <= 16 ? 32 : 16;
+// Warps of a block: one block a multiprocessor, in 64 registers a thread, or 128 for long rows and for
+// those that must be looked at one by one.
+template <int kEach, bool kWhole>
+constexpr int kRouters = kEach <= 8 || (kEach == 16 && kWhole) ? 32 : 16;
 
-// The full softmax needs the row to the end.
-template <class T, int kEach, bool kPacked, bool kFull>
-__global__ void __launch_bounds__(kRouters<kEach>* kWarp, 1)
+template <class T, int kEach, bool kWhole, bool kFull>
+__global__ void __launch_bounds__(kRouters<kEach, kWhole>* kWarp, 1)
     forward(MoeRouteArgs args, const T* logits, std::uint32_t* indices, T* scores, float* lse,
             std::uint32_t* sums) {
-  using RowOf = Row<T, kEach, kPacked>;
-  constexpr int kWarps = kRouters<kEach>;
-  alignas(16) __shared__ Entry lists[kWarps][kPlaces];
+  cuda::wait_turn();
+  using RowOf = Row<T, kEach, kWhole>;
+  constexpr int kWarps = kRouters<kEach, kWhole>;
+  __shared__ Places all_places[kWarps];
   __shared__ unsigned histogram[kMostExperts];
   __shared__ unsigned totals[kWarps];
   const int experts = static_cast<int>(args.experts);
   const int k = static_cast<int>(args.k);
   const int warp = threadIdx.x / kWarp;
-  for (int e = threadIdx.x; e < experts; e += kWarps * kWarp) histogram[e] = 0;
-  __syncthreads();
-
+  Places& places = all_places[warp];
   // Neighbouring rows go to different blocks, so that few rows still reach every multiprocessor.
-  Entry* list = lists[warp];
   const std::int64_t step = std::int64_t{gridDim.x} * kWarps;
   std::int64_t row = std::int64_t{warp} * gridDim.x + blockIdx.x;
+  const T* x = logits + row * args.experts;
   RowOf next;
-  const auto load = [&](std::int64_t r) {
-    next.load(logits + r * args.experts, experts, r < args.rows);
-  };
-  if (!kFull) load(row);
-  for (; row < args.rows; row += step) {
-    if (kFull) load(row);
-    float v[kEach];
-    next.widen_to(v, experts);
-    int n = kPlaces + 1;
-    if (k <= kWarp) {
-      const float floor = find_floor(v, k);
-      if (floor > -INFINITY) {
-        n = make_list<RowOf, kEach>([&](int j) { return v[j] >= floor; },
-                                    [&](int j) { return v[j]; }, list);
-      }
-    }
-    if (n > kPlaces) {
-      list_exactly<RowOf>(v, experts, k, list);
-      n = k;
-    }
-    if (!kFull) load(row + step);
-    const Results<T> out{indices + row * k, scores + row * k, lse + row};
-    const auto sum_all = [&](float m) {
-      float sum = 0;
+  if (row < args.rows) next.load(x, experts);
+  for (int e = threadIdx.x; e < experts; e += kWarps * kWarp) histogram[e] = 0;
+  __syncthreads();
+  for (; row < args.rows; row += step, x += step * args.experts) {
+    const float largest = sort_lanes(next.largest(experts));
+    const float m = __shfl_sync(kAll, largest, 0);
+    const int n = choose<RowOf, kEach>(next, largest, experts, k, places.list);
+    float sum = 0;
+    if constexpr (kFull) {
+      float v[kEach];
+      next.widen_to(v, experts);
 #pragma unroll
-      for (int j = 0; j < kEach; ++j) {
-        sum += RowOf::offset(j) < experts - RowOf::base() ? exp_for<T>(v[j] - m) : 0;
-      }
-      return sum;
-    };
+      for (int j = 0; j < kEach; ++j) sum += exp_for<T>(v[j] - m);
+      sum = cuda::lanes_sum(sum);
+      if (threadIdx.x % kWarp == 0) lse[row] = m + logf(sum);
+    }
+    if (row + step < args.rows) next.load(x + step * args.experts, experts);
+    const Results<T> out{indices + row * k, scores + row * k, histogram};
     if (n <= kWarp) {
-      write_results<1, kFull>(list, n, k, out, sum_all, histogram);
+      write_results<RowOf, 1, kFull>(places, n, k, x, m, sum, out);
     } else {
-      write_results<2, kFull>(list, n, k, out, sum_all, histogram);
+      write_results<RowOf, 2, kFull>(places, n, k, x, m, sum, out);
     }
   }
-  cudaTriggerProgrammaticLaunchCompletion();
   __syncthreads();
   write_running_sums<kWarps>(histogram, experts, totals,
-                             sums + std::int64_t{blockIdx.x} * (experts + 1));
+                             sums + std::int64_t{blockIdx.x} * experts);
 }
 
 // offsets = the sum over the blocks of their running sums, counts the differences. 32 columns a
-// block, the last only for the difference; its warps share the rows.
+// block; its warps share the rows.
 constexpr int kShares = 16;
 
 __global__ void __launch_bounds__(kShares* kWarp)
-    add_counts(const std::uint32_t* sums, int blocks, int experts, std::uint32_t* counts,
-               std::uint32_t* offsets) {
-  __shared__ unsigned room[kShares][kWarp];
+    add_counts(const std::uint32_t* sums, int blocks, int experts, unsigned total,
+               std::uint32_t* counts, std::uint32_t* offsets) {
+  cuda::wait_turn();
+  __shared__ uint2 room[kShares][kWarp];
   const int lane = threadIdx.x % kWarp;
   const int share = threadIdx.x / kWarp;
-  const int e = blockIdx.x * (kWarp - 1) + lane;
-  cudaGridDependencySynchronize();  // launched while the kernel before ends
-  unsigned sum = 0;
-  if (e <= experts) {
-#pragma unroll 4
-    for (int b = share; b < blocks; b += kShares) sum += sums[b * (experts + 1) + e];
+  const int e = blockIdx.x * kWarp + lane;
+  uint2 sum = make_uint2(0, 0);  // of this column and the next
+  if (e < experts) {
+    const std::uint32_t* column = sums + e;
+    const int next = e + 1 < experts ? 1 : 0;
+#pragma unroll 8
+    for (int b = share; b < blocks; b += kShares) {
+      sum.x += column[b * experts];
+      sum.y += column[b * experts + next];
+    }
   }
   room[share][lane] = sum;
   __syncthreads();
-  if (share != 0) return;
+  if (share != 0 || e >= experts) return;
 #pragma unroll
-  for (int s = 1; s < kShares; ++s) sum += room[s][lane];
-  const unsigned next = __shfl_down_sync(kAll, sum, 1);
-  if (lane == kWarp - 1) return;
-  if (e <= experts) offsets[e] = sum;
-  if (e < experts) counts[e] = next - sum;
+  for (int s = 1; s < kShares; ++s) {
+    sum.x += room[s][lane].x;
+    sum.y += room[s][lane].y;
+  }
+  const bool last = e + 1 == experts;
+  offsets[e] = sum.x;
+  counts[e] = (last ? total : sum.y) - sum.x;
+  if (last) offsets[experts] = total;
 }
 
 // Blocks of the forward: one a multiprocessor, fewer where that leaves no warp a row less to do.
 std::int64_t forward_blocks(const MoeRouteArgs& args) {
-  const std::int64_t warps = args.experts <= 512 ? kRouters<16> : kRouters<32>;
+  const std::int64_t warps = args.experts <= 512 ? 32 : 16;
   if (args.rows <= warps * cuda::kMultiprocessors) {
     return std::min<std::int64_t>(args.rows, cuda::kMultiprocessors);
   }
@@ -406,7 +275,7 @@ std::int64_t forward_blocks(const MoeRouteArgs& args) {
 
 std::size_t forward_workspace(const void* args) {
   const auto& a = *static_cast<const MoeRouteArgs*>(args);
-  return static_cast<std::size_t>(forward_blocks(a) * (a.experts + 1)) * sizeof(std::uint32_t);
+  return static_cast<std::size_t>(forward_blocks(a) * a.experts) * sizeof(std::uint32_t);
 }
 
 // Calls body(logits a lane, as a constant) for rows of that many experts.
@@ -427,40 +296,37 @@ void moe_route_fwd(const KernelCall& call) {
   auto* counts = call.output<std::uint32_t>(2);              // [E]
   auto* offsets = call.output<std::uint32_t>(3);             // [E+1]
   auto* lse = call.output<float>(4);                         // [T] or null
-  auto* sums = static_cast<std::uint32_t*>(call.workspace);  // [blocks, E+1]
+  auto* sums = static_cast<std::uint32_t*>(call.workspace);  // [blocks, E]
   const auto stream = static_cast<cudaStream_t>(call.queue);
-  const auto blocks = static_cast<unsigned>(forward_blocks(args));
+  const std::int64_t blocks = forward_blocks(args);
   if (blocks != 0) {
-    // Packs only where every lane gets some: the floor needs k lanes.
-    const bool packed = args.experts % kPack<T> == 0 && args.experts >= kWarp * kPack<T> &&
-                        cuda::is_aligned(logits);
     with_row(args.experts, [&](auto each) {
       constexpr int kEach = each();
-      constexpr bool kCanPack = kEach >= kPack<T>;
-      const auto kernel =
-          args.full != 0
-              ? (packed ? forward<T, kEach, kCanPack, true> : forward<T, kEach, false, true>)
-              : (packed ? forward<T, kEach, kCanPack, false> : forward<T, kEach, false, false>);
-      kernel<<<blocks, kRouters<kEach> * kWarp, 0, stream>>>(args, logits, indices, scores, lse,
-                                                             sums);
+      const auto run = [&]<bool kWhole>() {
+        cuda::launch(args.full != 0 ? forward<T, kEach, kWhole, true>
+                                    : forward<T, kEach, kWhole, false>,
+                     blocks, kRouters<kEach, kWhole> * kWarp, 0, 1, stream, args, logits, indices,
+                     scores, lse, sums);
+      };
+      if constexpr (kEach >= kPack<T>) {
+        if (args.experts == kEach * kWarp && cuda::is_aligned(logits)) {
+          return run.template operator()<true>();
+        }
+      }
+      run.template operator()<false>();
     });
   }
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(cuda::blocks_for(args.experts + 1, kWarp - 1)));
-  config.blockDim = dim3(kShares * kWarp);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, add_counts, static_cast<const std::uint32_t*>(sums),
-                     static_cast<int>(blocks), static_cast<int>(args.experts), counts, offsets);
+  cuda::launch(add_counts, cuda::blocks_for(args.experts, kWarp), kShares * kWarp, 0, 1, stream,
+               sums, static_cast<int>(blocks), static_cast<int>(args.experts),
+               static_cast<unsigned>(args.rows * args.k), counts, offsets);
 }
 
 // ---- backward ----
 
-constexpr int kAdders = 4;  // warps, and rows, of a block
+constexpr int kAdders = 4;                    // warps of a block
+constexpr std::int64_t kEnough = 2048;        // warps below which none takes more than a row
+constexpr std::int64_t kMostTogether = 1536;  // logits of several rows: 3 of 512
+static_assert(kMostTogether >= kMostExperts);
 
 template <class T>
 struct Chosen {
@@ -500,39 +366,82 @@ struct Own {
   }
 };
 
+// Several rows a warp, a place a lane: k ≤ 32.
 template <class T>
 __global__ void __launch_bounds__(kAdders* kWarp)
-    backward_chosen(MoeRouteArgs args, Chosen<T> in, T* dlogits) {
+    backward_rows(MoeRouteArgs args, Chosen<T> in, int most_rows, cuda::LaneDivisor by_k, T* dlogits) {
+  cuda::wait_turn();
   extern __shared__ float4 memory[];
   const int experts = static_cast<int>(args.experts);
   const int k = static_cast<int>(args.k);
-  float* room = reinterpret_cast<float*>(memory) + threadIdx.x / kWarp * cuda::sums_room(experts);
+  const int lane = threadIdx.x % kWarp;
+  T* room = reinterpret_cast<T*>(memory) +
+            threadIdx.x / kWarp * cuda::room_for<T, T>(most_rows * experts);
+  const std::int64_t first =
+      (std::int64_t{blockIdx.x} * kAdders + threadIdx.x / kWarp) * most_rows;
+  if (first >= args.rows) return;
+  const int rows = static_cast<int>(min(std::int64_t{most_rows}, args.rows - first));
+  const int row = by_k.divide(lane);
+  // On their way while the zeros are written.
+  unsigned index = 0;
+  T score{};
+  T dscore{};
+  if (row < rows) {
+    index = in.indices[first * k + lane];
+    score = in.scores[first * k + lane];
+    dscore = in.dscores[first * k + lane];
+  }
+  T* out = dlogits + first * args.experts;
+  const int skew = cuda::skew_of(out);
+  cuda::zero(room, skew + rows * experts);
+  const float s = widen(score);
+  const float ds = widen(dscore);
+  const bool valid = row < rows && index < args.experts;
+  float c = valid ? s * ds : 0;
+  for (int step = 1; step < k; step *= 2) {
+    const float next = __shfl_down_sync(kAll, c, step);
+    if (lane - row * k + step < k) c += next;
+  }
+  c = __shfl_sync(kAll, c, row * k);
+  cuda::place(room + skew, valid, static_cast<unsigned>(row * experts) + index, s * (ds - c));
+  cuda::store_row(room, out, rows * experts);
+}
+
+// A row a warp, any k.
+template <class T>
+__global__ void __launch_bounds__(kAdders* kWarp)
+    backward_chosen(MoeRouteArgs args, Chosen<T> in, T* dlogits) {
+  cuda::wait_turn();
+  extern __shared__ float4 memory[];
+  const int experts = static_cast<int>(args.experts);
+  const int k = static_cast<int>(args.k);
+  float* room = reinterpret_cast<float*>(memory) + threadIdx.x / kWarp * cuda::room_for<float, T>(experts);
   const std::int64_t row = std::int64_t{blockIdx.x} * kAdders + threadIdx.x / kWarp;
   if (row >= args.rows) return;
   T* out = dlogits + row * args.experts;
   Own own;
   own.load(in, row, k, args.experts);
   const int skew = cuda::skew_of(out);
-  cuda::zero_sums(room, skew + experts);
-  __syncwarp();
+  cuda::zero(room, skew + experts);
   const float c = own.inner();
-  cuda::add_in_order(room + skew, own.valid[0], own.index[0], own.s[0] * (own.ds[0] - c));
+  cuda::place(room + skew, own.valid[0], own.index[0], own.s[0] * (own.ds[0] - c));
   if (k > kWarp) {
     cuda::add_in_order(room + skew, own.valid[1], own.index[1], own.s[1] * (own.ds[1] - c));
   }
-  cuda::store_sums(room, out, experts);
+  cuda::store_row(room, out, experts);
 }
 
 // kPacked: logits and dlogits have rows of whole packs.
 template <class T, bool kPacked>
 __global__ void __launch_bounds__(kAdders* kWarp)
     backward_full(MoeRouteArgs args, Chosen<T> in, const T* logits, const float* lse, T* dlogits) {
+  cuda::wait_turn();
   constexpr int kPacks = kMostExperts / kWarp / kPack<T>;
   extern __shared__ float4 memory[];
   const int experts = static_cast<int>(args.experts);
   const int k = static_cast<int>(args.k);
   const int lane = threadIdx.x % kWarp;
-  float* sums = reinterpret_cast<float*>(memory) + threadIdx.x / kWarp * cuda::sums_room(experts);
+  float* sums = reinterpret_cast<float*>(memory) + threadIdx.x / kWarp * cuda::room_for<float, T>(experts);
   const std::int64_t row = std::int64_t{blockIdx.x} * kAdders + threadIdx.x / kWarp;
   if (row >= args.rows) return;
   const T* x = logits + row * args.experts;
@@ -548,10 +457,9 @@ __global__ void __launch_bounds__(kAdders* kWarp)
       if (e < experts) kept[p] = cuda::load_pack(x + e);
     }
   }
-  cuda::zero_sums(sums, experts);
-  __syncwarp();
+  cuda::zero(sums, experts);
   const float c = own.inner();
-  cuda::add_in_order(sums, own.valid[0], own.index[0], own.ds[0]);
+  cuda::place(sums, own.valid[0], own.index[0], own.ds[0]);
   if (k > kWarp) cuda::add_in_order(sums, own.valid[1], own.index[1], own.ds[1]);
   if constexpr (kPacked) {
 #pragma unroll
@@ -579,18 +487,22 @@ void moe_route_bwd(const KernelCall& call) {
   const auto* lse = call.input<float>(4);  // [T], or null
   T* dlogits = call.output<T>(0);          // [T, E]
   const auto stream = static_cast<cudaStream_t>(call.queue);
-  const auto blocks = static_cast<unsigned>(cuda::blocks_for(args.rows, kAdders));
-  const std::size_t shared =
-      sizeof(float) * kAdders *
-      static_cast<std::size_t>(cuda::sums_room(static_cast<int>(args.experts)));
-  if (args.full == 0) {
-    backward_chosen<T><<<blocks, kAdders * kWarp, shared, stream>>>(args, in, dlogits);
-    return;
+  const auto run = [&](const auto kernel, int rows, int room_bytes, const auto&... more) {
+    cuda::launch(kernel, cuda::blocks_for(args.rows, kAdders * rows), kAdders * kWarp,
+                 kAdders * room_bytes, 1, stream, args, in, more...);
+  };
+  const auto experts = static_cast<int>(args.experts);
+  if (args.full == 0 && args.k <= kWarp) {
+    const std::int64_t fitting = std::min(kWarp / args.k, kMostTogether / args.experts);
+    const auto rows = static_cast<int>(std::clamp<std::int64_t>(args.rows / kEnough, 1, fitting));
+    const int bytes = static_cast<int>(sizeof(T)) * cuda::room_for<T, T>(rows * experts);
+    return run(backward_rows<T>, rows, bytes, rows, cuda::LaneDivisor(args.k), dlogits);
   }
+  const int bytes = static_cast<int>(sizeof(float)) * cuda::room_for<float, T>(experts);
+  if (args.full == 0) return run(backward_chosen<T>, 1, bytes, dlogits);
   const bool packed =
       args.experts % kPack<T> == 0 && cuda::is_aligned(logits) && cuda::is_aligned(dlogits);
-  const auto kernel = packed ? backward_full<T, true> : backward_full<T, false>;
-  kernel<<<blocks, kAdders * kWarp, shared, stream>>>(args, in, logits, lse, dlogits);
+  run(packed ? backward_full<T, true> : backward_full<T, false>, 1, bytes, logits, lse, dlogits);
 }
 
 template <class T>

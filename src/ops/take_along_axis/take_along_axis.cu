@@ -3,12 +3,13 @@
 // Forward: a thread an element of y, four where there are many. Bound by the 32-byte sectors of x,
 // for small y by the latency of one read after another.
 //
-// Backward: dx is cut into pieces whose f32 sums one warp keeps in shared memory and writes once;
-// bound by that writing while the indices are few. Each piece looks at every index that may fall
-// into it. By terms: a piece is columns of one row of dx, or several short rows whole; the lanes are
-// terms, and those that meet in one place take turns. By width: a piece is columns × 32 neighbours
-// in dx; each lane has its own sums and goes through the terms alone. Few pieces with many terms are
-// also cut along the terms; the parts' sums go to scratch memory and are added by a second kernel.
+// Backward: dx is cut into pieces that one warp makes in shared memory and writes once; bound by that
+// writing while the indices are few. Each piece looks at every index that may fall into it. By rows:
+// a piece is whole rows of dx that have up to 32 terms together, one a lane. By terms: a piece is
+// columns of one row, in f32; the lanes are terms, and those that meet in one place take turns. By
+// width: a piece is columns × 32 neighbours in dx, in f32; each lane has its own sums and goes
+// through the terms alone. Few pieces with many terms are also cut along the terms; the parts' sums
+// go to scratch memory and are added by a second kernel.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -64,6 +65,7 @@ constexpr std::int64_t kManyTaken = 132 * 8192;  // elements of y: four a reside
 template <class T, class I, class N, int kEach>
 __global__ void __launch_bounds__(kTakers)
     take(__grid_constant__ const ForwardArgs a, N size, const T* x, const I* index, T* y) {
+  cuda::wait_turn();
   const N first = static_cast<N>(blockIdx.x) * (kTakers * kEach) + threadIdx.x;
   std::int64_t from[kEach];
   std::uint64_t place[kEach];
@@ -112,18 +114,16 @@ void take_along_axis_fwd(const KernelCall& call) {
   with_index_type(a.index_type, [&](auto zero) {
     using I = decltype(zero);
     const I* index = call.input<I>(1);
-    const auto blocks = [&](int each) {
-      return static_cast<unsigned>(ceil_div(size, std::int64_t{each} * kTakers));
+    const auto run = [&]<class N, int kEach>() {
+      cuda::launch(take<T, I, N, kEach>, ceil_div(size, std::int64_t{kEach} * kTakers), kTakers, 0,
+                   1, stream, a, static_cast<N>(size), x, index, y);
     };
     if (size >= std::int64_t{1} << 31) {
-      take<T, I, std::uint64_t, 4>
-          <<<blocks(4), kTakers, 0, stream>>>(a, static_cast<std::uint64_t>(size), x, index, y);
+      run.template operator()<std::uint64_t, 4>();
     } else if (size >= kManyTaken) {
-      take<T, I, std::uint32_t, 4>
-          <<<blocks(4), kTakers, 0, stream>>>(a, static_cast<std::uint32_t>(size), x, index, y);
+      run.template operator()<std::uint32_t, 4>();
     } else {
-      take<T, I, std::uint32_t, 1>
-          <<<blocks(1), kTakers, 0, stream>>>(a, static_cast<std::uint32_t>(size), x, index, y);
+      run.template operator()<std::uint32_t, 1>();
     }
   });
 }
@@ -138,21 +138,24 @@ constexpr std::int64_t kWide = 8;          // neighbours from which on they are 
 constexpr std::int64_t kEnough = 2048;     // warps below which pieces are cut along their terms
 constexpr std::int64_t kFewTerms = 256;    // but not into parts of fewer than these
 constexpr std::int64_t kMostParts = 128;
-static_assert(kAdders * cuda::sums_room(kLong) * sizeof(float) <= 48 * 1024);
+constexpr std::int64_t kMostTogether = 1536;  // elements of a piece by rows: 3 rows of 512
+static_assert(kAdders * cuda::room_for<float, F16>(kLong) * sizeof(float) <= 48 * 1024);
+
+enum class Cut { kByRows, kByTerms, kByWidth };
 
 // How dx is cut, by the shape alone.
 struct Plan {
-  std::int64_t size;           // elements of dx
-  std::int64_t terms;          // of one element's sum
-  std::int64_t cols, slices;   // of the axis indexed
-  std::int64_t tiles;          // of the axis of neighbours: by width kWarp of them, by terms one
-  std::int64_t rows;           // of the axes kept
-  std::int64_t group, groups;  // rows of a piece; several only where they are neighbours in dx
-  std::int64_t parts;          // of the terms
-  std::int32_t room;           // floats of a warp
-  bool by_width;
+  Cut cut;
+  std::int64_t size;          // elements of dx
+  std::int64_t terms;         // of one element's sum
+  std::int64_t cols, slices;  // of the axis indexed
+  std::int64_t tiles;         // of the axis of neighbours: by width kWarp of them, else one
+  std::int64_t rows;          // of the axes kept
+  std::int64_t group;         // by rows: of a piece
+  std::int64_t parts;         // of the terms
+  std::int32_t room;          // elements of a warp
 
-  std::int64_t warps() const { return slices * tiles * groups * parts; }
+  std::int64_t warps() const { return slices * tiles * ceil_div(rows, group) * parts; }
 };
 
 Plan plan_of(const BackwardArgs& a) {
@@ -162,32 +165,37 @@ Plan plan_of(const BackwardArgs& a) {
   for (std::int64_t d = 0; d < a.rank; ++d) p.rows *= a.n[d];
   for (std::int64_t e = 0; e < a.sum_rank; ++e) p.terms *= a.sum_n[e];
   p.size = p.rows * a.width * a.length;
-  p.by_width = a.width >= kWide;
-  p.tiles = p.by_width ? ceil_div(a.width, kWarp) : a.width;
-  const std::int64_t most = p.terms > kManyTerms ? kLong : kShort;
-  p.cols = std::min(a.length, p.by_width ? most / kWarp : most);
-  p.slices = ceil_div(a.length, p.cols);
   p.group = 1;
-  if (a.width == 1 && a.rank == 1 && a.sum_rank == 1 && a.length < kShort) {
-    p.group = std::clamp<std::int64_t>(p.rows / kEnough, 1, kShort / a.length);
-  }
-  p.groups = ceil_div(p.rows, p.group);
   p.parts = 1;
-  if (p.group == 1) {
-    const std::int64_t worth = std::min(p.terms / kFewTerms, kEnough / p.warps());
-    p.parts = std::clamp<std::int64_t>(worth, 1, kMostParts);
+  if (a.width == 1 && a.rank == 1 && a.sum_rank == 1 && p.terms >= 1 && p.terms <= kWarp &&
+      a.length <= kMostTogether) {
+    p.cut = Cut::kByRows;
+    p.cols = a.length;
+    p.slices = p.tiles = 1;
+    const std::int64_t fitting = std::min(kWarp / p.terms, kMostTogether / a.length);
+    p.group = std::clamp<std::int64_t>(p.rows / kEnough, 1, fitting);
+    p.room = static_cast<std::int32_t>(p.group * a.length);  // and what the alignment takes
+    return p;
   }
-  p.room = p.by_width ? static_cast<std::int32_t>(p.cols * kWarp)
-                      : cuda::sums_room(static_cast<std::int32_t>(p.cols * p.group));
+  const bool by_width = a.width >= kWide;
+  p.cut = by_width ? Cut::kByWidth : Cut::kByTerms;
+  p.tiles = by_width ? ceil_div(a.width, kWarp) : a.width;
+  const std::int64_t most = p.terms > kManyTerms ? kLong : kShort;
+  p.cols = std::min(a.length, by_width ? most / kWarp : most);
+  p.slices = ceil_div(a.length, p.cols);
+  const std::int64_t worth = std::min(p.terms / kFewTerms, kEnough / p.warps());
+  p.parts = std::clamp<std::int64_t>(worth, 1, kMostParts);
+  const auto cols = static_cast<std::int32_t>(p.cols);
+  p.room = by_width ? cols * kWarp : cuda::room_for<float, F16>(cols);
   return p;
 }
 
 // What a warp does: where its first element of dx, its dy and its indices are, counted in elements.
 struct Piece {
   std::int64_t dx, dy, index;
-  std::int64_t first, end;  // of its terms, those of several rows one after the other
+  std::int64_t first, end;  // of its terms
   std::int64_t lo;          // its first column
-  std::int32_t cols, rows;
+  std::int32_t cols;
   std::int32_t width;  // by width: neighbours
 };
 
@@ -204,17 +212,15 @@ __device__ __forceinline__ Piece piece_of(const BackwardArgs& a, const Plan& p,
   Piece piece;
   piece.lo = take_off(p.slices) * p.cols;
   piece.cols = static_cast<std::int32_t>(min(p.cols, a.length - piece.lo));
-  const std::int64_t w = take_off(p.tiles) * (p.by_width ? kWarp : 1);
+  const std::int64_t w = take_off(p.tiles) * (p.cut == Cut::kByWidth ? kWarp : 1);
   piece.width = static_cast<std::int32_t>(min(std::int64_t{kWarp}, a.width - w));
-  const std::int64_t part = p.parts == 1 ? 0 : number / p.groups;
-  const std::int64_t row = (number - part * p.groups) * p.group;
-  piece.rows = static_cast<std::int32_t>(min(p.group, p.rows - row));
+  const std::int64_t part = p.parts == 1 ? 0 : number / p.rows;
+  number -= part * p.rows;
   piece.first = p.terms * part / p.parts;
-  piece.end = piece.rows > 1 ? piece.rows * p.terms : p.terms * (part + 1) / p.parts;
+  piece.end = p.terms * (part + 1) / p.parts;
   piece.dx = part * p.size + w + piece.lo * a.axis_stride;
   piece.dy = w * a.width_dy;
   piece.index = w * a.width_index;
-  number = row;
   for (int d = static_cast<int>(a.rank) - 1; d >= 0; --d) {
     const std::int64_t at = d == 0 ? number : take_off(a.n[d]);
     piece.dx += at * a.dx[d];
@@ -224,7 +230,7 @@ __device__ __forceinline__ Piece piece_of(const BackwardArgs& a, const Plan& p,
   return piece;
 }
 
-// Where a term of the first row of a piece is, from the piece's own place.
+// Where a term of a piece is, from the piece's own place.
 struct Offset {
   std::int64_t dy, index;
 };
@@ -251,34 +257,57 @@ struct Term {
 };
 
 template <class T, class I>
-__device__ __forceinline__ Term load_term(const BackwardArgs& a, const Plan& p, const Piece& piece,
+__device__ __forceinline__ Term load_term(const BackwardArgs& a, const Piece& piece,
                                           std::int64_t number, const T* dy, const I* index) {
   Term term{false, 0, 0};
   if (number >= piece.end) return term;
-  Offset at;
-  unsigned row = 0;
-  if (piece.rows > 1) {  // then the number fits 32 bits: dy has kEnough times as many elements
-    const auto n = static_cast<unsigned>(number);
-    const auto k = static_cast<unsigned>(p.terms);
-    row = n / k;
-    at = {row * a.dy[0] + (n - row * k) * a.sum_dy[0],
-          row * a.index[0] + (n - row * k) * a.sum_index[0]};
-  } else {
-    at = offset_of(a, number);
-  }
+  const Offset at = offset_of(a, number);
   term.v = widen(dy[piece.dy + at.dy]);
   const std::uint64_t place = place_of(index[piece.index + at.index], a.length);
   const std::uint64_t c = place - static_cast<std::uint64_t>(piece.lo);
   term.named = c < static_cast<std::uint64_t>(piece.cols);
-  term.at = row * static_cast<unsigned>(piece.cols) + static_cast<unsigned>(c);
+  term.at = static_cast<unsigned>(c);
   return term;
+}
+
+template <class T, class I>
+__global__ void __launch_bounds__(kAdders* kWarp)
+    add_by_rows(__grid_constant__ const BackwardArgs a, __grid_constant__ const Plan p,
+                cuda::LaneDivisor by_terms, const T* dy, const I* index, T* dx) {
+  cuda::wait_turn();
+  extern __shared__ float4 memory[];
+  const int lane = threadIdx.x % kWarp;
+  const int warp = threadIdx.x / kWarp;
+  const auto length = static_cast<int>(a.length);
+  const int row = by_terms.divide(lane);
+  const int term = lane - row * static_cast<int>(p.terms);
+  T* room = reinterpret_cast<T*>(memory) + warp * cuda::room_for<T, T>(p.room);
+  const std::int64_t first = (std::int64_t{blockIdx.x} * kAdders + warp) * p.group;
+  if (first >= p.rows) return;
+  const auto rows = static_cast<int>(min(p.group, p.rows - first));
+  const bool in = row < rows;
+  // Both on their way while the zeros are written.
+  T v{};
+  I named{};
+  if (in) {
+    v = dy[(first + row) * a.dy[0] + term * a.sum_dy[0]];
+    named = index[(first + row) * a.index[0] + term * a.sum_index[0]];
+  }
+  T* out = dx + first * length;
+  const int skew = cuda::skew_of(out);
+  cuda::zero(room, skew + rows * length);
+  const std::uint64_t place = place_of(named, a.length);
+  cuda::place(room + skew, in && place < static_cast<std::uint64_t>(a.length),
+              static_cast<unsigned>(row * length) + static_cast<unsigned>(place), widen(v));
+  cuda::store_row(room, out, rows * length);
 }
 
 // Out: T, or float for the sums of one of several parts.
 template <class T, class I, class Out>
-__global__ void __launch_bounds__(kAdders* kWarp)
+__global__ void __launch_bounds__(kAdders* kWarp, 7)
     add_by_terms(__grid_constant__ const BackwardArgs a, __grid_constant__ const Plan p,
                  std::int64_t warps, const T* dy, const I* index, Out* dx) {
+  cuda::wait_turn();
   extern __shared__ float4 memory[];
   const int lane = threadIdx.x % kWarp;
   float* room = reinterpret_cast<float*>(memory) + threadIdx.x / kWarp * p.room;
@@ -286,21 +315,21 @@ __global__ void __launch_bounds__(kAdders* kWarp)
   for (std::int64_t w = std::int64_t{blockIdx.x} * kAdders + threadIdx.x / kWarp; w < warps;
        w += step) {
     const Piece piece = piece_of(a, p, w);
-    Term next = load_term(a, p, piece, piece.first + lane, dy, index);
+    Term next = load_term(a, piece, piece.first + lane, dy, index);
     Out* out = dx + piece.dx;
-    const int n = piece.rows * piece.cols;
+    const int n = piece.cols;
     const int skew = a.axis_stride == 1 ? cuda::skew_of(out) : 0;
     float* sums = room + skew;
     __syncwarp();  // the piece before has been read
-    cuda::zero_sums(room, skew + n);
+    cuda::zero(room, skew + n);
     __syncwarp();
     for (std::int64_t t = piece.first; t < piece.end; t += kWarp) {
       const Term term = next;
-      next = load_term(a, p, piece, t + kWarp + lane, dy, index);
+      next = load_term(a, piece, t + kWarp + lane, dy, index);
       cuda::add_in_order(sums, term.named, term.at, term.v);
     }
     if (a.axis_stride == 1) {
-      cuda::store_sums(room, out, n);
+      cuda::store_row(room, out, n);
     } else {
       for (int c = lane; c < n; c += kWarp) out[c * a.axis_stride] = narrow<Out>(sums[c]);
     }
@@ -311,6 +340,7 @@ template <class T, class I, class Out>
 __global__ void __launch_bounds__(kAdders* kWarp)
     add_by_width(__grid_constant__ const BackwardArgs a, __grid_constant__ const Plan p,
                  std::int64_t warps, const T* dy, const I* index, Out* dx) {
+  cuda::wait_turn();
   constexpr int kAhead = 4;  // terms that are read together
   extern __shared__ float4 memory[];
   const int lane = threadIdx.x % kWarp;
@@ -353,13 +383,21 @@ template <class T, class Out>
 void add(const BackwardArgs& a, const Plan& p, const T* dy, const void* indices, Out* dx,
          cudaStream_t stream) {
   const std::int64_t warps = p.warps();
-  const auto blocks = static_cast<unsigned>(std::min(ceil_div(warps, kAdders), kMostBlocks));
-  const std::size_t shared = static_cast<std::size_t>(p.room) * kAdders * sizeof(float);
+  const std::int64_t blocks = std::min(ceil_div(warps, kAdders), kMostBlocks);
   with_index_type(a.index_type, [&](auto zero) {
     using I = decltype(zero);
     const auto* index = static_cast<const I*>(indices);
-    const auto kernel = p.by_width ? add_by_width<T, I, Out> : add_by_terms<T, I, Out>;
-    kernel<<<blocks, kAdders * kWarp, shared, stream>>>(a, p, warps, dy, index, dx);
+    if constexpr (std::is_same_v<T, Out>) {
+      if (p.cut == Cut::kByRows) {
+        const int shared = kAdders * static_cast<int>(sizeof(T)) * cuda::room_for<T, T>(p.room);
+        cuda::launch(add_by_rows<T, I>, blocks, kAdders * kWarp, shared, 1, stream, a, p,
+                     cuda::LaneDivisor(p.terms), dy, index, dx);
+        return;
+      }
+    }
+    const auto kernel = p.cut == Cut::kByWidth ? add_by_width<T, I, Out> : add_by_terms<T, I, Out>;
+    const int shared = kAdders * static_cast<int>(sizeof(float)) * p.room;
+    cuda::launch(kernel, blocks, kAdders * kWarp, shared, 1, stream, a, p, warps, dy, index, dx);
   });
 }
 
