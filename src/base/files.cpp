@@ -24,15 +24,15 @@ void write_whole(const std::string& path, std::string_view bytes, const char* wh
   std::string aside = path;
   if (replace) {
     std::error_code no_link;
-    if (exists) target = std::filesystem::canonical(path, no_link).string();  // the file, not a link
+    if (exists)
+      target = std::filesystem::canonical(path, no_link).string();  // the file, not a link
     if (no_link) target = path;
-    aside =
-        target + ".tmp" + std::to_string(getpid()) + "." + std::to_string(number.fetch_add(1));
+    aside = target + ".tmp" + std::to_string(getpid()) + "." + std::to_string(number.fetch_add(1));
   }
   const auto fail = [&](int reason) {
     if (replace) std::remove(aside.c_str());
-    throw Error(Errc::kIo, std::string(who) + ": " + path + " must be writable, got " +
-                               std::strerror(reason));
+    throw Error(Errc::kIo,
+                std::string(who) + ": " + path + " must be writable, got " + std::strerror(reason));
   };
   const int file = open(aside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (file < 0) fail(errno);
@@ -54,8 +54,8 @@ void write_whole(const std::string& path, std::string_view bytes, const char* wh
 
 std::string read_whole(const std::string& path, const char* who) {
   const auto fail = [&](int reason) {
-    throw Error(Errc::kIo, std::string(who) + ": " + path + " must be readable, got " +
-                               std::strerror(reason));
+    throw Error(Errc::kIo,
+                std::string(who) + ": " + path + " must be readable, got " + std::strerror(reason));
   };
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) fail(errno);

@@ -77,8 +77,6 @@ std::string Trace::json() const {
   return out + "\n]}\n";
 }
 
-void Trace::write(const std::string& path) const {
-  write_whole(path, json(), "trace");
-}
+void Trace::write(const std::string& path) const { write_whole(path, json(), "trace"); }
 
 }  // namespace mlxtape

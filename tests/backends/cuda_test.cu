@@ -78,20 +78,20 @@ TEST_F(Cuda, AFailedLaunchIsNamedAndTheEncoderGoesOn) {
 
 // The context is lost with a failure, so another process has it. body ends it with exit code 0 after
 // printing the message.
-#define EXPECT_DEVICE_FAILURE(body, message)                    \
-  GTEST_FLAG_SET(death_test_style, "threadsafe");               \
-  EXPECT_EXIT(                                                  \
-      {                                                         \
-        const auto encoder = cuda_device()->make_encoder();     \
-        const Tensor t = encoder->zeros({64}, DType::kF32);     \
-        try {                                                   \
-          body;                                                 \
-        } catch (const Error& e) {                              \
-          std::fprintf(stderr, "%s\n", e.what());               \
-          std::_Exit(0);                                        \
-        }                                                       \
-        std::_Exit(1);                                          \
-      },                                                        \
+#define EXPECT_DEVICE_FAILURE(body, message)                \
+  GTEST_FLAG_SET(death_test_style, "threadsafe");           \
+  EXPECT_EXIT(                                              \
+      {                                                     \
+        const auto encoder = cuda_device()->make_encoder(); \
+        const Tensor t = encoder->zeros({64}, DType::kF32); \
+        try {                                               \
+          body;                                             \
+        } catch (const Error& e) {                          \
+          std::fprintf(stderr, "%s\n", e.what());           \
+          std::_Exit(0);                                    \
+        }                                                   \
+        std::_Exit(1);                                      \
+      },                                                    \
       testing::ExitedWithCode(0), message)
 
 void run(CommandEncoder& encoder, const Tensor& t, const char* name, KernelFn fn, int times) {
@@ -234,8 +234,8 @@ TEST_F(Cuda, OverlappingKernelsKeepTheirOrder) {
       const Tensor y =
           ops::conv1d_depthwise_causal(*encoder, back.dx.reshape({1, 4096, 512}), taps).y;
       pause();
-      const auto conv = ops::conv1d_depthwise_causal_backward(
-          *encoder, back.dx.reshape({1, 4096, 512}), taps, y);
+      const auto conv =
+          ops::conv1d_depthwise_causal_backward(*encoder, back.dx.reshape({1, 4096, 512}), taps, y);
       pause();
       const Tensor p = ops::softmax(*encoder, conv.dx.reshape({4096, 512}));
       pause();

@@ -60,7 +60,8 @@ TEST(Graph, KeepsTheScratchMemoryOfItsKernels) {
   encoder->begin_capture();
   encoder->dispatch(registry.find(Backend::kCpu, "fill_scratch"), 0, {}, {});
   const auto graph = encoder->end_capture();
-  const Tensor other = encoder->zeros({kBytes}, DType::kU8);  // as large: it would get the same block
+  const Tensor other =
+      encoder->zeros({kBytes}, DType::kU8);  // as large: it would get the same block
   encoder->replay(*graph);
   for (const std::uint8_t byte : other.host<std::uint8_t>()) ASSERT_EQ(byte, 0);
 }

@@ -31,8 +31,8 @@ struct Grid {
 };
 
 struct SourceKernel {
-  std::string name;    // in the registry
-  std::string entry;   // the function in source, declared extern "C"
+  std::string name;   // in the registry
+  std::string entry;  // the function in source, declared extern "C"
   std::string source;
   std::function<Grid(const KernelCall&)> grid;  // how many threads a call needs
   std::vector<std::string> options;             // for the compiler, e.g. "--use_fast_math"

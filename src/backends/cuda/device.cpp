@@ -63,8 +63,8 @@ class Queue {
       *done_ = 0;
       void* function = nullptr;
       cudaDriverEntryPointQueryResult found{};
-      const cudaError_t status = cudaGetDriverEntryPointByVersion(
-          "cuStreamWriteValue64", &function, 12000, cudaEnableDefault, &found);
+      const cudaError_t status = cudaGetDriverEntryPointByVersion("cuStreamWriteValue64", &function,
+                                                                  12000, cudaEnableDefault, &found);
       if (status == cudaSuccess && found == cudaDriverEntryPointSuccess) {
         write_ = reinterpret_cast<WriteValue*>(function);
       }
@@ -98,9 +98,9 @@ class Queue {
     const cudaError_t device = cudaStreamQuery(stream_);
     cudaGetLastError();
     if (device == cudaSuccess || device == cudaErrorNotReady) check(status, what);
-    throw Error(Errc::kBackend,
-                "cuda: kernels must not fail, got " + std::string(cudaGetErrorString(device)) +
-                    " in " + unfinished() + "; this process cannot use the device any more");
+    throw Error(Errc::kBackend, "cuda: kernels must not fail, got " +
+                                    std::string(cudaGetErrorString(device)) + " in " +
+                                    unfinished() + "; this process cannot use the device any more");
   }
 
  private:
@@ -114,14 +114,17 @@ class Queue {
     std::vector<const std::string*> found;
     for (std::uint64_t i = done; i < count_; ++i) {
       const std::string* name = names_[i % names_.size()];
-      const auto same = [&](const std::string* other) { return *other == *name; };
+      const auto same = [&](const std::string* other) {
+        return *other == *name;
+      };
       if (std::none_of(found.begin(), found.end(), same)) found.push_back(name);
     }
     if (found.empty()) return "no kernel of ours";
     std::string list;
     for (const std::string* name : found) list += (list.empty() ? "" : ", ") + *name;
-    return found.size() == 1 ? list
-                             : "one of " + list + " (with CUDA_LAUNCH_BLOCKING=1 it is known which)";
+    return found.size() == 1
+               ? list
+               : "one of " + list + " (with CUDA_LAUNCH_BLOCKING=1 it is known which)";
   }
 
   int ordinal_;
@@ -159,9 +162,9 @@ class DeviceMemory final : public RawMemory {
   bool is_filled(const void* address, unsigned char value, std::size_t bytes) override {
     const Using device(queue_.ordinal());
     std::vector<unsigned char> host(bytes);
-    queue_.expect(cudaMemcpyAsync(host.data(), address, bytes, cudaMemcpyDeviceToHost,
-                                  queue_.stream()),
-                  "reading guard bands");
+    queue_.expect(
+        cudaMemcpyAsync(host.data(), address, bytes, cudaMemcpyDeviceToHost, queue_.stream()),
+        "reading guard bands");
     queue_.expect(cudaStreamSynchronize(queue_.stream()), "reading guard bands");
     for (const unsigned char byte : host) {
       if (byte != value) return false;
@@ -390,13 +393,12 @@ class CudaDevice final : public Device {
   std::vector<std::pair<std::string, std::string>> details() const override {
     int cuda = 0;
     cudaDriverGetVersion(&cuda);
-    return {
-        {"compute capability", capability_},
-        {"driver", driver_version()},
-        {"driver's CUDA", std::to_string(cuda / 1000) + "." + std::to_string(cuda % 1000 / 10)},
-        {"cuBLASLt", cublaslt_version()},
-        {"cuDNN", cudnn_version()},
-        {"NVRTC", nvrtc_version()}};
+    return {{"compute capability", capability_},
+            {"driver", driver_version()},
+            {"driver's CUDA", std::to_string(cuda / 1000) + "." + std::to_string(cuda % 1000 / 10)},
+            {"cuBLASLt", cublaslt_version()},
+            {"cuDNN", cudnn_version()},
+            {"NVRTC", nvrtc_version()}};
   }
   void set_overlap(bool on) override { cuda::set_overlap(on); }
   const Kernel& add_kernel(const SourceKernel& kernel) override {

@@ -42,9 +42,9 @@ const Library& cudnn() {
   return *library;
 }
 const Library& nvrtc() {
-  static const auto* const library =
-      new Library("NVRTC", {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so",
-                            "/usr/local/cuda/lib64/libnvrtc.so"});
+  static const auto* const library = new Library(
+      "NVRTC",
+      {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so"});
   return *library;
 }
 
@@ -52,8 +52,8 @@ namespace {
 
 // number = ((major · thousands) + minor · hundreds + patch)
 std::string dotted(std::size_t number, std::size_t thousands, std::size_t hundreds) {
-  return std::to_string(number / thousands) + "." +
-         std::to_string(number % thousands / hundreds) + "." + std::to_string(number % hundreds);
+  return std::to_string(number / thousands) + "." + std::to_string(number % thousands / hundreds) +
+         "." + std::to_string(number % hundreds);
 }
 
 std::string absent(const Library& library) { return "absent, " + library.reason(); }

@@ -87,9 +87,11 @@ using Program = void*;
 class Compiler {
  public:
   explicit Compiler(const SourceKernel& kernel) : kernel_(kernel) {
-    check(nvrtc().function<int(Program*, const char*, const char*, int, const char* const*,
-                               const char* const*)>("nvrtcCreateProgram")(
-              &program_, kernel.source.c_str(), (kernel.name + ".cu").c_str(), 0, nullptr, nullptr),
+    check(nvrtc()
+              .function<int(Program*, const char*, const char*, int, const char* const*,
+                            const char* const*)>("nvrtcCreateProgram")(
+                  &program_, kernel.source.c_str(), (kernel.name + ".cu").c_str(), 0, nullptr,
+                  nullptr),
           "reading the source");
   }
   ~Compiler() { nvrtc().function<int(Program*)>("nvrtcDestroyProgram")(&program_); }

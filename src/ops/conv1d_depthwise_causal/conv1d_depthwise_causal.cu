@@ -321,7 +321,9 @@ __global__ void __launch_bounds__(kBlock, K::kExact ? 2 : 1)
   if (!exists) return;
   float* part = b.parts + (at.strip * args.channels + at.c) * args.taps;
   if constexpr (kWide == 4 && K::kExact) {
-    const auto flat = [&](int i) { return dw[i % K::kTaps][i / K::kTaps]; };
+    const auto flat = [&](int i) {
+      return dw[i % K::kTaps][i / K::kTaps];
+    };
 #pragma unroll
     for (int i = 0; i < 4 * K::kTaps; i += 4) {
       *reinterpret_cast<float4*>(part + i) =
@@ -444,13 +446,14 @@ void conv1d_fwd(const KernelCall& call) {
   const ForwardCall<T> f{call.input<T>(0), call.in[1], call.input<T>(3), call.output<T>(0),
                          sequences_of(args, call.in[2], call.workspace, stream)};
   if (args.rows != 0 && args.channels != 0) {
-    with_form(args, is_wide<T>(args, f.x, f.w, f.initial, f.y), [&]<class K>(auto wide, K, auto silu) {
-      Strips strips = strips_of(args.channels, wide(), kForwardBlock);
-      strips.rows = kForwardRows<wide()>;
-      strips.count = cuda::blocks_for(args.rows, strips.rows);
-      cuda::launch(forward_strips<T, wide(), K, silu()>, strips.blocks(), kForwardBlock, 0, 1,
-                   stream, args, strips, f);
-    });
+    with_form(args, is_wide<T>(args, f.x, f.w, f.initial, f.y),
+              [&]<class K>(auto wide, K, auto silu) {
+                Strips strips = strips_of(args.channels, wide(), kForwardBlock);
+                strips.rows = kForwardRows<wide()>;
+                strips.count = cuda::blocks_for(args.rows, strips.rows);
+                cuda::launch(forward_strips<T, wide(), K, silu()>, strips.blocks(), kForwardBlock,
+                             0, 1, stream, args, strips, f);
+              });
   }
   const std::int64_t states = args.sequences * (args.taps - 1) * args.channels;
   if (final_state != nullptr && states != 0) {

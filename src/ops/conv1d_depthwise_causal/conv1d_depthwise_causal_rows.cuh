@@ -112,7 +112,8 @@ struct Taps {
 };
 
 template <class T>
-__device__ __forceinline__ float tap_at(const Conv1dDepthwiseCausalArgs& args, const void* w, std::int64_t c, int k) {
+__device__ __forceinline__ float tap_at(const Conv1dDepthwiseCausalArgs& args, const void* w,
+                                        std::int64_t c, int k) {
   const std::int64_t i = c * args.taps + k;
   return args.w_is_f32 != 0 ? static_cast<const float*>(w)[i] : widen(static_cast<const T*>(w)[i]);
 }
@@ -278,8 +279,7 @@ struct Ahead<T, 4, kThreads> {
 
   // x, dy: the warp's first channel of the first row; packs: of 16 bytes that its row has. Rows of the
   // sequence before may still be on their way to where these will be.
-  __device__ void start(const T* x, const T* dy, std::int64_t row_length, int rows,
-                        int packs) {
+  __device__ void start(const T* x, const T* dy, std::int64_t row_length, int rows, int packs) {
     cuda::wait_batches<0>();
     __syncwarp();
     const int row = threadIdx.x % kWarp / kPacks;

@@ -223,8 +223,7 @@ __global__ void __launch_bounds__(kRouters<kEach, kWhole>* kWarp, 1)
     }
   }
   __syncthreads();
-  write_running_sums<kWarps>(histogram, experts, totals,
-                             sums + std::int64_t{blockIdx.x} * experts);
+  write_running_sums<kWarps>(histogram, experts, totals, sums + std::int64_t{blockIdx.x} * experts);
 }
 
 // offsets = the sum over the blocks of their running sums, counts the differences. 32 columns a
@@ -303,10 +302,10 @@ void moe_route_fwd(const KernelCall& call) {
     with_row(args.experts, [&](auto each) {
       constexpr int kEach = each();
       const auto run = [&]<bool kWhole>() {
-        cuda::launch(args.full != 0 ? forward<T, kEach, kWhole, true>
-                                    : forward<T, kEach, kWhole, false>,
-                     blocks, kRouters<kEach, kWhole> * kWarp, 0, 1, stream, args, logits, indices,
-                     scores, lse, sums);
+        cuda::launch(
+            args.full != 0 ? forward<T, kEach, kWhole, true> : forward<T, kEach, kWhole, false>,
+            blocks, kRouters<kEach, kWhole> * kWarp, 0, 1, stream, args, logits, indices, scores,
+            lse, sums);
       };
       if constexpr (kEach >= kPack<T>) {
         if (args.experts == kEach * kWarp && cuda::is_aligned(logits)) {
@@ -369,7 +368,8 @@ struct Own {
 // Several rows a warp, a place a lane: k ≤ 32.
 template <class T>
 __global__ void __launch_bounds__(kAdders* kWarp)
-    backward_rows(MoeRouteArgs args, Chosen<T> in, int most_rows, cuda::LaneDivisor by_k, T* dlogits) {
+    backward_rows(MoeRouteArgs args, Chosen<T> in, int most_rows, cuda::LaneDivisor by_k,
+                  T* dlogits) {
   cuda::wait_turn();
   extern __shared__ float4 memory[];
   const int experts = static_cast<int>(args.experts);
@@ -377,8 +377,7 @@ __global__ void __launch_bounds__(kAdders* kWarp)
   const int lane = threadIdx.x % kWarp;
   T* room = reinterpret_cast<T*>(memory) +
             threadIdx.x / kWarp * cuda::room_for<T, T>(most_rows * experts);
-  const std::int64_t first =
-      (std::int64_t{blockIdx.x} * kAdders + threadIdx.x / kWarp) * most_rows;
+  const std::int64_t first = (std::int64_t{blockIdx.x} * kAdders + threadIdx.x / kWarp) * most_rows;
   if (first >= args.rows) return;
   const int rows = static_cast<int>(min(std::int64_t{most_rows}, args.rows - first));
   const int row = by_k.divide(lane);
@@ -415,7 +414,8 @@ __global__ void __launch_bounds__(kAdders* kWarp)
   extern __shared__ float4 memory[];
   const int experts = static_cast<int>(args.experts);
   const int k = static_cast<int>(args.k);
-  float* room = reinterpret_cast<float*>(memory) + threadIdx.x / kWarp * cuda::room_for<float, T>(experts);
+  float* room =
+      reinterpret_cast<float*>(memory) + threadIdx.x / kWarp * cuda::room_for<float, T>(experts);
   const std::int64_t row = std::int64_t{blockIdx.x} * kAdders + threadIdx.x / kWarp;
   if (row >= args.rows) return;
   T* out = dlogits + row * args.experts;
@@ -441,7 +441,8 @@ __global__ void __launch_bounds__(kAdders* kWarp)
   const int experts = static_cast<int>(args.experts);
   const int k = static_cast<int>(args.k);
   const int lane = threadIdx.x % kWarp;
-  float* sums = reinterpret_cast<float*>(memory) + threadIdx.x / kWarp * cuda::room_for<float, T>(experts);
+  float* sums =
+      reinterpret_cast<float*>(memory) + threadIdx.x / kWarp * cuda::room_for<float, T>(experts);
   const std::int64_t row = std::int64_t{blockIdx.x} * kAdders + threadIdx.x / kWarp;
   if (row >= args.rows) return;
   const T* x = logits + row * args.experts;

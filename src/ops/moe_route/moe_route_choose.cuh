@@ -290,9 +290,8 @@ __device__ __forceinline__ void list_exactly(const float (&v)[kEach], int expert
 #pragma unroll 1
     for (int bit = kMostExperts / 2; bit != 0; bit /= 2) {
       const int end = last + bit - static_cast<int>(RowOf::base());
-      const unsigned n = count([&](int j) {
-        return key[j] == bound && static_cast<int>(RowOf::offset(j)) < end;
-      });
+      const unsigned n =
+          count([&](int j) { return key[j] == bound && static_cast<int>(RowOf::offset(j)) < end; });
       if (n < equal) last += bit;
     }
     last -= static_cast<int>(RowOf::base());

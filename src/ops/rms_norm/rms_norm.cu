@@ -480,7 +480,7 @@ void forward(const KernelCall& call) {
   if (args.rows == 0) return;
   if (args.cols % kPack<T> == 0 && all_aligned(f.x, f.other, f.w, f.y, f.h) &&
       with_forward_cut<kForm>(args.cols / kPack<T>, [&]<class C>(C) {
-        constexpr int kBytes = Waiting<C, kForm == Form::kGated>::kBytes;
+        constexpr int kBytes = Waiting < C, kForm == Form::kGated > ::kBytes;
         cuda::launch(forward_kept<T, kForm, C>,
                      cuda::blocks_for(args.rows, C::kGroups) * C::kCluster, C::kBlock, kBytes,
                      C::kCluster, stream, args, f);

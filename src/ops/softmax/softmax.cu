@@ -262,8 +262,7 @@ __global__ void __launch_bounds__(kWalkers) forward_walked(SoftmaxArgs args, con
   }
   const float factor = 1 / total.sum;
   for (std::int64_t c = walk.first; c < args.cols; c += walk.kStep) {
-    y[walk.row + c] =
-        narrow<T>(exp_times_constant<T>(widen(x[walk.row + c]) - total.top) * factor);
+    y[walk.row + c] = narrow<T>(exp_times_constant<T>(widen(x[walk.row + c]) - total.top) * factor);
   }
 }
 
@@ -423,8 +422,8 @@ void softmax_fwd(const KernelCall& call) {
   }
   const bool whole = args.cols % kPack<T> == 0 && cuda::is_aligned(x) && cuda::is_aligned(y);
   if (whole && with_forward_form<T>(args.cols / kPack<T>, [&]<class F>(F) {
-        cuda::launch(forward_kept<F>, F::blocks(args.outer), F::kBlock,
-                     0, F::kCluster, stream, args, x, y);
+        cuda::launch(forward_kept<F>, F::blocks(args.outer), F::kBlock, 0, F::kCluster, stream,
+                     args, x, y);
       })) {
     return;
   }
@@ -451,8 +450,8 @@ void softmax_bwd(const KernelCall& call) {
                      cuda::is_aligned(dx);
   const std::int64_t packs = args.cols / kPack<T>;
   if (whole && with_backward_form<T>(packs, [&]<class F>(F) {
-        cuda::launch(backward_kept<F>, F::blocks(args.outer), F::kBlock,
-                     0, F::kCluster, stream, args, y, dy, dx);
+        cuda::launch(backward_kept<F>, F::blocks(args.outer), F::kBlock, 0, F::kCluster, stream,
+                     args, y, dy, dx);
       })) {
     return;
   }

@@ -34,8 +34,8 @@ struct Blocks {
   Blocks(std::int64_t x, std::int64_t y = 1)  // NOLINT: a number is meant
       : count(static_cast<unsigned>(x), static_cast<unsigned>(y)) {
     if (x > std::numeric_limits<std::int32_t>::max() || y > 65535) {
-      throw Error(Errc::kShape, "at most 2^31 - 1 blocks of work, got " + std::to_string(x) + " x " +
-                                    std::to_string(y));
+      throw Error(Errc::kShape, "at most 2^31 - 1 blocks of work, got " + std::to_string(x) +
+                                    " x " + std::to_string(y));
     }
   }
 };

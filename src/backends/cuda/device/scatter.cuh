@@ -113,7 +113,7 @@ __device__ __forceinline__ void store_row(const S* room, T* out, int n) {
   const int skew = skew_of(out);
   const int end = skew + n;
   const int whole = min(end, (skew + kPack<T> - 1) / kPack<T> * kPack<T>);  // the first whole pack
-  const int rest = max(whole, end / kPack<T> * kPack<T>);                   // what is behind the last
+  const int rest = max(whole, end / kPack<T> * kPack<T>);  // what is behind the last
   T* line = out - skew;
 #pragma unroll 4
   for (int i = whole + kPack<T> * lane; i < rest; i += kPack<T> * kWarp) {

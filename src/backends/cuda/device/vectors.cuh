@@ -129,7 +129,8 @@ __device__ __forceinline__ float max_nan(float a, float b) {
 }
 template <int kLanes = kWarp>
 __device__ __forceinline__ float lanes_max(float v) {
-  if constexpr (kLanes == kWarp) {  // one instruction for integers: in the order of the numbers, NaN last
+  if constexpr (kLanes ==
+                kWarp) {  // one instruction for integers: in the order of the numbers, NaN last
     const int bits = __float_as_int(v);
     const int key = v != v ? 0x7fffffff : bits ^ ((bits >> 31) & 0x7fffffff);
     const int largest = __reduce_max_sync(kAll, key);
