@@ -59,7 +59,9 @@ class Queue {
     std::call_once(started_, [&] {
       const Using device(ordinal_);
       check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "starting the device");
-      check(cudaHostAlloc(&done_, sizeof *done_, cudaHostAllocMapped), "starting the device");
+      void* word = nullptr;
+      check(cudaHostAlloc(&word, sizeof *done_, cudaHostAllocMapped), "starting the device");
+      done_ = static_cast<volatile std::uint64_t*>(word);
       *done_ = 0;
       void* function = nullptr;
       cudaDriverEntryPointQueryResult found{};
@@ -109,7 +111,7 @@ class Queue {
   // The launches that had not ended when the device failed, oldest first, each name once.
   std::string unfinished() const {
     const std::lock_guard lock(mutex_);
-    std::uint64_t done = std::max<std::uint64_t>(ended_, *done_);
+    std::uint64_t done = std::max(ended_, std::uint64_t{*done_});
     if (count_ > done + names_.size()) done = count_ - names_.size();
     std::vector<const std::string*> found;
     for (std::uint64_t i = done; i < count_; ++i) {
