@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kBlock, K::kExact ? 2 : 1)
   // By age, as in the forward.
   const auto w_of_age = [&](int a, int i) {
     if constexpr (K::kExact) return w[kPast - a][i];
-    return tap_at<T>(args, b.w, at.c + i, taps.count() - 1 - a);
+    return exists ? tap_at<T>(args, b.w, at.c + i, taps.count() - 1 - a) : 0;
   };
   std::int64_t s = b.sequences.holding(at.r0);
   for (std::int64_t row = at.r0; row < at.r1; ++s) {

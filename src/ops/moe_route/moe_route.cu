@@ -38,7 +38,7 @@ using cuda::widen;
 
 // What a warp keeps in shared memory.
 struct Places {
-  Place list[kPlaces + 1];
+  Place list[kPlaces];
   alignas(16) float value[kPlaces];
 };
 
@@ -108,6 +108,7 @@ __device__ __forceinline__ void write_results(Places& places, int n, int k, cons
   if (__reduce_add_sync(kAll, ranks) != static_cast<unsigned>(n) * (n - 1) / 2) {
     auto* keys = reinterpret_cast<unsigned*>(places.value);
     unsigned key[kOwn];
+    __syncwarp();  // the values have been read
 #pragma unroll
     for (int c = 0; c < kOwn; ++c) {
       key[c] = key_of(value[c]);

@@ -206,8 +206,7 @@ __device__ __forceinline__ unsigned index_of(Place place) {
   return RowOf::index_of(place / 32, place % 32);
 }
 
-// Lists each bit set, in any order; returns how many there are, or more than kPlaces. The list has a
-// place more, for those who have nothing to write.
+// Lists each bit set, in any order; returns how many there are, or more than kPlaces.
 __device__ __forceinline__ int list_bits(unsigned bits, Place* list) {
   const unsigned lower = (1U << (threadIdx.x % cuda::kWarp)) - 1;
   int n = 0;
@@ -217,7 +216,7 @@ __device__ __forceinline__ int list_bits(unsigned bits, Place* list) {
     const int at = n + __popc(lanes & lower);
     n += __popc(lanes);
     if (lanes == 0 || n > kPlaces) return n;
-    list[bits != 0 ? at : kPlaces] = place_of(__ffs(static_cast<int>(bits)) - 1);
+    if (bits != 0) list[at] = place_of(__ffs(static_cast<int>(bits)) - 1);
     bits &= bits - 1;
   }
 }
