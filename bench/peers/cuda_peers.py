@@ -4,10 +4,11 @@ Reads one request a line, {"op", "form", "pass", "shape", "dtype", "seconds", "t
 with one line, {"torch": [us, ...], "torch.compile": [us, ...], ...}: the libraries that can be imported
 and have the operation. As for our own rows, calls over so many sets of inputs that no cache holds one
 from its last turn are captured into a CUDA graph, so that Python's own time is left out, and replayed.
-A call that cannot be captured is timed as it is, and its name says so. What a captured call allocates
-lies where the call before it had its own, so a peer's results may stay in the cache; ours do not.
+Results are held while others are made, so that they too lie apart. A call that cannot be captured is
+timed as it is, and its name says so.
 """
 
+import collections
 import json
 import sys
 import time
@@ -105,10 +106,11 @@ class Row:
         count = 3 if slow else max(GRAPH_CALLS, len(calls))
         self.todo = [calls[i % len(calls)] for i in range(count)]
         self.graph = torch.cuda.CUDAGraph()
+        results = collections.deque(maxlen=max(1, COLD_BYTES // each * 2))
         try:
             with torch.cuda.graph(self.graph, stream=self.stream):
                 for call in self.todo:
-                    call()
+                    results.append(call())
         except Exception as error:
             print(f"peers: not captured: {error}", file=sys.stderr)
             self.graph = None

@@ -126,6 +126,7 @@ TEST_F(Cuda, AFailureAmongManyIsNarrowedDown) {
 TEST_F(Cuda, AFailureIsNotBlamedOnWhoeverFindsIt) {
   EXPECT_DEVICE_FAILURE(
       {
+        encoder->commit_and_wait();
         run(*encoder, t, "user_stray", write_nowhere, 1);
         cudaDeviceSynchronize();
         cuda_device()->make_encoder()->dispatch(user_kernel("user_innocent", fill), 1.0F, {}, {t});
@@ -136,6 +137,7 @@ TEST_F(Cuda, AFailureIsNotBlamedOnWhoeverFindsIt) {
 TEST_F(Cuda, AFailureInAReplayIsOne) {
   EXPECT_DEVICE_FAILURE(
       {
+        encoder->commit_and_wait();
         encoder->begin_capture();
         run(*encoder, t, "user_stray", write_nowhere, 1);
         const auto graph = encoder->end_capture();

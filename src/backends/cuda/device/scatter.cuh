@@ -52,28 +52,32 @@ __device__ __forceinline__ bool gather_equal(bool has, unsigned at, float& v) {
   return first;
 }
 
-__device__ __forceinline__ unsigned bits_of(float v) { return __float_as_uint(v); }
-__device__ __forceinline__ unsigned bits_of(F16 v) { return v.bits; }
-__device__ __forceinline__ unsigned bits_of(BF16 v) { return v.bits; }
-__device__ __forceinline__ void set_bits(float& v, unsigned bits) { v = __uint_as_float(bits); }
-__device__ __forceinline__ void set_bits(F16& v, unsigned bits) {
-  v.bits = static_cast<std::uint16_t>(bits);
-}
-__device__ __forceinline__ void set_bits(BF16& v, unsigned bits) {
-  v.bits = static_cast<std::uint16_t>(bits);
-}
+// The lanes that have come to a place of 2 or 4 bytes, counted in its own bits; to begin with they are 0.
+template <class S>
+struct Counter {
+  unsigned* word;
+  unsigned shift;
+
+  __device__ explicit Counter(S* place) {
+    const auto address = reinterpret_cast<std::uintptr_t>(place);
+    word = reinterpret_cast<unsigned*>(address & ~std::uintptr_t{3});
+    shift = sizeof(S) == 2 && (address & 2U) != 0 ? 16 : 0;
+  }
+  __device__ void add() const { atomicAdd(word, 1U << shift); }
+  __device__ unsigned count() const { return (*word >> shift) & 0xffffU; }
+};
 
 // room[at] = v, rounded, of every lane that has one, where room is zero; v of equal places are added
 // in the order of the lanes. The whole warp calls it; it begins and ends with a barrier of the warp.
 template <class S>
 __device__ __forceinline__ void place(S* room, bool has, unsigned at, float v) {
-  // Each leaves its number first: whoever finds another's is not alone. To compare all places with
-  // each other takes a warp longer than to write a row of 512.
-  const unsigned lane = threadIdx.x % kWarp;
+  // Whoever is not alone is found by counting: to compare all places with each other takes a warp
+  // longer than to write a row of 512.
+  const Counter<S> counter(room + (has ? at : 0));
   __syncwarp();
-  if (has) set_bits(room[at], lane);
+  if (has) counter.add();
   __syncwarp();
-  const bool met = has && bits_of(room[at]) != lane;
+  const bool met = has && counter.count() != 1;
   __syncwarp();
   if (__any_sync(kAll, met)) has = gather_equal(has, at, v);
   if (has) room[at] = narrow<S>(v);
