@@ -27,6 +27,10 @@ step() { # name, command ...
 export MLXTAPE_TEST_SECONDS=${MLXTAPE_TEST_SECONDS:-120}
 brief='--gtest_brief=1'
 step info ./mlxtape info
+if ! ./mlxtape info | grep -q '^cuda:[0-9]'; then
+  echo 'no CUDA device: nothing can be proved here' >&2
+  exit 1
+fi
 step 'tests of the ops' ./op_tests $brief --gtest_filter='*/cuda'
 step 'tests of the backend' ./unit_tests $brief --gtest_filter='Cuda*:*/cuda'
 # Shapes enough to reach every form of every kernel; the long sweeps would take hours under these tools.
@@ -46,7 +50,7 @@ step benchmark timeout 3600 ./mlxtape bench ops --device cuda --seconds 0.1 --fi
   --json "$results" "${peers[@]}"
 step 'benchmark without overlap' timeout 1800 ./mlxtape bench ops --device cuda --no-overlap \
   --seconds 0.05 --filter ' (f32|bf16)$' --json "${results%.json}-no-overlap.json"
-if command -v python3 >/dev/null; then python3 peers/table.py "$results"; fi
+if [ -s "$results" ] && command -v python3 >/dev/null; then python3 peers/table.py "$results"; fi
 
 if [ ${#failed[@]} != 0 ]; then
   printf '\nFAILED: %s\n' "${failed[*]}"

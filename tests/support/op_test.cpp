@@ -1,5 +1,7 @@
 #include "support/op_test.h"
 
+#include <string>
+
 #include "mlxtape/core/threads.h"
 
 namespace mlxtape::test {
@@ -19,7 +21,11 @@ void OnDevice::SetUp() {
     if (device->backend() == GetParam()) device_ = device;
   }
   if (device_ == nullptr) {
-    GTEST_SKIP() << "this machine has no " << name_of(GetParam()) << " device";
+    std::string reason;
+    for (const AbsentDevice& absent : Device::absent()) {
+      if (absent.backend == GetParam()) reason = ": " + absent.reason;
+    }
+    GTEST_SKIP() << "no " << name_of(GetParam()) << " device here" << reason;
   }
   device_->memory().set_guarded(true);
   encoder_ = device_->make_encoder();
@@ -27,7 +33,7 @@ void OnDevice::SetUp() {
 
 void OnDevice::TearDown() {
   if (device_ == nullptr) return;
-  encoder_->commit_and_wait();
+  EXPECT_NO_THROW(encoder_->commit_and_wait());
   EXPECT_NO_THROW(device_->memory().check_guards());
   device_->memory().set_guarded(false);
 }
