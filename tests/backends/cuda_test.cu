@@ -262,6 +262,34 @@ TEST_F(Cuda, OverlappingKernelsKeepTheirOrder) {
   encoder->device().set_overlap(true);
 }
 
+// A kernel reads what the one before it wrote, where the one before that has just read the old numbers
+// through the same caches.
+TEST_F(Cuda, AWeightThatChangesIsSeen) {
+  const auto encoder = cuda_device()->make_encoder();
+  const auto filled = [&](Shape shape, float value) {
+    const Tensor t = encoder->empty(shape, DType::kF32);
+    const std::vector<float> host(static_cast<std::size_t>(t.size()), value);
+    encoder->upload(host.data(), t.bytes(), t);
+    return t;
+  };
+  const Tensor x = filled({64, 512}, 1);
+  const Tensor taps = filled({512, 2}, 1);
+  const Tensor w = filled({512}, 0);
+  const Tensor steps[] = {filled({1, 512}, 1), filled({1, 512}, 2), filled({1, 512}, 3)};
+  std::vector<Tensor> results;
+  for (int i = 0; i < 300; ++i) {
+    results.push_back(ops::rms_norm(*encoder, x, w, 0).y);
+    // The state of a convolution of two taps is the row before: here, w.
+    ops::conv1d_depthwise_causal_step(*encoder, steps[i % 3], taps, w.reshape({1, 1, 512}));
+  }
+  for (int i = 0; i < 300; ++i) {
+    const auto want = static_cast<float>(i == 0 ? 0 : (i - 1) % 3 + 1);
+    ASSERT_EQ(values(*encoder, results[static_cast<std::size_t>(i)]),
+              std::vector<float>(64 * 512, want))
+        << i;
+  }
+}
+
 TEST_F(Cuda, AskingForMoreThanThereIsIsAnError) {
   const auto encoder = cuda_device()->make_encoder();
   EXPECT_THROW(encoder->empty({std::int64_t{1} << 40}, DType::kF32), Error);

@@ -347,6 +347,25 @@ TEST_P(Conv1dDepthwiseCausal, MatchesOracleForPackedSequences) {
   }
 }
 
+// More sequences than a warp, and than a block, has threads; strips of more than 32 rows; wide rows of
+// every kind.
+TEST_P(Conv1dDepthwiseCausal, MatchesOracleForEveryForm) {
+  std::vector<std::int64_t> many{0};
+  Noise noise(5);
+  while (many.size() < 301)
+    many.push_back(std::min<std::int64_t>(900, many.back() + noise.below(7)));
+  many.back() = 900;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const bool silu : {false, true}) {
+      check({900, 64}, 4, dtype,
+            {.silu = silu, .state = true, .starts = many, .start_type = DType::kI64});
+      check({3, 53, 64}, 3, dtype, {.silu = silu, .state = true});
+      check({1100, GetParam() == Backend::kCpu ? 512 : 8192}, 4, dtype, {.silu = silu});
+      check({300, 72}, 16, dtype, {.silu = silu});
+    }
+  }
+}
+
 TEST_P(Conv1dDepthwiseCausal, AnyStartsAreClampedToASequence) {
   const auto far = std::int64_t{1} << 62;
   const auto near = std::int64_t{1} << 30;

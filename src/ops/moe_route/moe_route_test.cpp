@@ -259,6 +259,19 @@ TEST_P(MoeRoute, MatchesOracleForEveryNumberOfRows) {
   }
 }
 
+// Rows enough that a GPU's warps have several, for each of the widths at which it changes its form.
+TEST_P(MoeRoute, MatchesOracleForEveryForm) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const bool full : {false, true}) {
+      check_random({6145, 128, 6, full}, dtype);
+      check_random({6145, 512, 10, full}, dtype);
+      check_random({2201, 1024, 40, full}, dtype);
+      check_random({9001, 100, 3, full}, dtype);
+      check_random({9001, 33, 1, full}, dtype);
+    }
+  }
+}
+
 TEST_P(MoeRoute, NoRowsCountZeros) {
   for (const bool full : {false, true}) {
     const auto route =

@@ -307,6 +307,34 @@ TEST_P(RmsNorm, MatchesOracleForManyRows) {
   }
 }
 
+// Rows enough that a GPU's blocks come back to the memory of their first ones, for each of the lengths at
+// which it cuts rows in another way. A CPU, for which a row is like another, gets an eighth of them.
+TEST_P(RmsNorm, MatchesOracleForEveryForm) {
+  const auto many = [&](Form form, std::int64_t rows, std::int64_t cols, DType dtype) {
+    check(form, {GetParam() == Backend::kCpu ? rows / 8 : rows, cols}, dtype);
+  };
+  for (const Form form : kForms) {
+    many(form, 20011, 64, DType::kF32);
+    many(form, 9001, 128, DType::kF32);
+    many(form, 9001, 256, DType::kF32);
+    many(form, 4301, 512, DType::kF32);
+    many(form, 20011, 64, DType::kBF16);
+    many(form, 4301, 1024, DType::kBF16);
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      many(form, 2203, 2048, dtype);
+      many(form, 1101, 4096, dtype);
+      many(form, 501, 8192, dtype);
+      many(form, 131, 16384, dtype);
+      many(form, 131, 32768, dtype);
+      check(form, {3, 1024}, dtype);
+    }
+    check(form, {3, 512}, DType::kF16);
+    check(form, {3, 4096}, DType::kF16);
+    check(form, {3, 65536}, DType::kF16);
+    check(form, {5, 256}, DType::kF32, Weight::kLikeX, false, 1);
+  }
+}
+
 TEST_P(RmsNorm, MatchesOracleForLongRows) {
   for (const Form form : kForms) {
     for (const DType dtype : kTypes) {

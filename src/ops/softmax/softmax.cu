@@ -377,7 +377,8 @@ bool with_backward_form(std::int64_t packs, const Body& body) {
 // Calls body(first row, rows) for all of them, as many at a time as a grid has blocks.
 template <class Body>
 void in_grids(std::int64_t rows, std::int64_t blocks_each, const Body& body) {
-  const std::int64_t most = std::numeric_limits<std::int32_t>::max() / blocks_each;
+  const std::int64_t most =
+      std::max<std::int64_t>(1, std::numeric_limits<std::int32_t>::max() / blocks_each);
   for (std::int64_t first = 0; first < rows; first += most) {
     body(first, std::min(most, rows - first));
   }
@@ -458,8 +459,10 @@ void softmax_bwd(const KernelCall& call) {
   if (whole && 2 * cuda::blocks_for(cuda::blocks_for(packs, kBlocks), kConsumers) <= kSlots) {
     const auto kernel = backward_long<T>;
     static const int clusters = cuda::clusters_at_once(kernel, kBlocks, kLongThreads, kLongBytes);
-    return cuda::launch(kernel, std::min<std::int64_t>(args.outer, clusters) * kBlocks,
-                        kLongThreads, kLongBytes, kBlocks, stream, args, y, dy, dx);
+    if (clusters > 0) {  // a part of a device may have no room for one
+      return cuda::launch(kernel, std::min<std::int64_t>(args.outer, clusters) * kBlocks,
+                          kLongThreads, kLongBytes, kBlocks, stream, args, y, dy, dx);
+    }
   }
   in_walks(args, [&](const SoftmaxArgs& some, std::int64_t at, auto cluster) {
     cuda::launch(backward_walked<T, cluster()>, some.outer * cluster(), kWalkers, 0, cluster(),

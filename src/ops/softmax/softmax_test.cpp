@@ -151,6 +151,9 @@ TEST_P(Softmax, MatchesOracleForEveryForm) {
   }
   check({2, 65537}, -1, DType::kF32);
   check({2, 700000}, -1, DType::kF16);
+  check({40, 151936}, -1, DType::kBF16);  // several rows for every cluster
+  check({20, 65540}, -1, DType::kF32);
+  check({5, 256}, -1, DType::kF32, 4, false, 1);
 }
 
 TEST_P(Softmax, MatchesOracleOnEveryAxis) {

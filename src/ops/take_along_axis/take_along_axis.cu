@@ -390,8 +390,8 @@ void add(const BackwardArgs& a, const Plan& p, const T* dy, const void* indices,
     if constexpr (std::is_same_v<T, Out>) {
       if (p.cut == Cut::kByRows) {
         const int shared = kAdders * static_cast<int>(sizeof(T)) * cuda::room_for<T, T>(p.room);
-        cuda::launch(add_by_rows<T, I>, blocks, kAdders * kWarp, shared, 1, stream, a, p,
-                     cuda::LaneDivisor(p.terms), dy, index, dx);
+        cuda::launch(add_by_rows<T, I>, ceil_div(warps, kAdders), kAdders * kWarp, shared, 1,
+                     stream, a, p, cuda::LaneDivisor(p.terms), dy, index, dx);
         return;
       }
     }

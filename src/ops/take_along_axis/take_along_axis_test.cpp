@@ -223,6 +223,17 @@ TEST_P(TakeAlongAxis, MatchesOracleForEveryShape) {
   }
 }
 
+// The lengths at which a GPU changes from one form to the next.
+TEST_P(TakeAlongAxis, MatchesOracleForEveryForm) {
+  for (const DType dtype : kTypes) {
+    check({6145, 512}, {6145, 10}, -1, dtype, {DType::kU32, true});
+    check({9001, 33}, {9001, 1}, -1, dtype, {DType::kI32, false});
+    check({5, 256}, {5, 600}, -1, dtype, {DType::kU32, true});
+    check({2, 3000}, {2, 5000}, -1, dtype, {DType::kU32, true});
+    check({3, 40, 33}, {3, 7, 33}, 1, dtype, {DType::kU32, true});
+  }
+}
+
 TEST_P(TakeAlongAxis, MatchesOracleForLongRows) {
   for (const DType dtype : kTypes) {
     for (const std::int64_t cols : {4095, 4096, 4097, 8191, 12288}) {
