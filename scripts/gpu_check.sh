@@ -3,13 +3,16 @@
 # puts it into build/gpu-package beside the programs it needs; that folder runs on any Linux machine
 # with an NVIDIA driver and CUDA 13 tools.
 #
-#   ./gpu_check.sh [results.json]
+#   ./gpu_check.sh [results.json [rows]]
+#
+# rows: an expression for the rows that are measured (mlxtape bench ops --filter); else all in f32 and bf16.
 #
 # Where python3 has PyTorch (and, if importable, liger_kernel and fla), these run beside ours and the
 # last thing printed is a table of both. Exit 0 only if everything passed.
 set -uo pipefail
 cd "$(dirname "$0")"
 results=${1:-gpu-results.json}
+rows=${2:-' (f32|bf16)$'}
 failed=()
 
 step() { # name, command ...
@@ -46,10 +49,10 @@ else
   echo 'python3 has no torch, so no peers to compare with'
 fi
 # What is measured in the regime of one kernel after the other is in the second file.
-step benchmark timeout 3600 ./mlxtape bench ops --device cuda --seconds 0.1 --filter ' (f32|bf16)$' \
+step benchmark timeout 3600 ./mlxtape bench ops --device cuda --seconds 0.1 --filter "$rows" \
   --json "$results" "${peers[@]}"
 step 'benchmark without overlap' timeout 1800 ./mlxtape bench ops --device cuda --no-overlap \
-  --seconds 0.05 --filter ' (f32|bf16)$' --json "${results%.json}-no-overlap.json"
+  --seconds 0.05 --filter "$rows" --json "${results%.json}-no-overlap.json"
 if [ -s "$results" ] && command -v python3 >/dev/null; then python3 peers/table.py "$results"; fi
 
 if [ ${#failed[@]} != 0 ]; then
