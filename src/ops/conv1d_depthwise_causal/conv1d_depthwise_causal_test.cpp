@@ -30,35 +30,36 @@ struct Expected {
 
 // The formula block of conv1d_depthwise_causal.h, in double.
 Expected oracle(const Problem& p) {
-  const std::int64_t C = p.channels, K = p.taps, S = p.sequences();
+  const std::int64_t channels = p.channels, taps = p.taps, sequences = p.sequences();
   const auto cells = [&](std::int64_t rows) {
-    return static_cast<std::size_t>(rows * C);
+    return static_cast<std::size_t>(rows * channels);
   };
-  Expected out{Refs(cells(p.starts.back())), Refs(cells(S * (K - 1))), Refs(cells(p.starts.back())),
-               Refs(cells(K)), p.initial.empty() ? Refs() : Refs(cells(S * (K - 1)))};
-  for (std::int64_t s = 0; s < S; ++s) {
+  Expected out{Refs(cells(p.starts.back())), Refs(cells(sequences * (taps - 1))),
+               Refs(cells(p.starts.back())), Refs(cells(taps)),
+               p.initial.empty() ? Refs() : Refs(cells(sequences * (taps - 1)))};
+  for (std::int64_t s = 0; s < sequences; ++s) {
     const std::int64_t start = p.starts[static_cast<std::size_t>(s)];
-    const std::int64_t T = p.starts[static_cast<std::size_t>(s + 1)] - start;
-    for (std::int64_t c = 0; c < C; ++c) {
+    const std::int64_t length = p.starts[static_cast<std::size_t>(s + 1)] - start;
+    for (std::int64_t c = 0; c < channels; ++c) {
       const auto row = [&](std::int64_t t) {
         return cells(start + t) + static_cast<std::size_t>(c);
       };
       const auto state = [&](std::int64_t j) {
-        return cells(s * (K - 1) + j) + static_cast<std::size_t>(c);
+        return cells(s * (taps - 1) + j) + static_cast<std::size_t>(c);
       };
       const auto tap = [&](std::int64_t k) {
-        return static_cast<std::size_t>(c * K + k);
+        return static_cast<std::size_t>(c * taps + k);
       };
       const auto e = [&](std::int64_t t) {
         if (t >= 0) return p.x[row(t)];
-        return p.initial.empty() ? 0 : p.initial[state(K - 1 + t)];
+        return p.initial.empty() ? 0 : p.initial[state(taps - 1 + t)];
       };
-      std::vector<Ref> dz(static_cast<std::size_t>(T));
-      for (std::int64_t t = 0; t < T; ++t) {
+      std::vector<Ref> dz(static_cast<std::size_t>(length));
+      for (std::int64_t t = 0; t < length; ++t) {
         double z = 0, z_abs = 0;
-        for (std::int64_t k = 0; k < K; ++k) {
-          z += p.w[tap(k)] * e(t + k - (K - 1));
-          z_abs += std::abs(p.w[tap(k)] * e(t + k - (K - 1)));
+        for (std::int64_t k = 0; k < taps; ++k) {
+          z += p.w[tap(k)] * e(t + k - (taps - 1));
+          z_abs += std::abs(p.w[tap(k)] * e(t + k - (taps - 1)));
         }
         const double dy = p.dy[row(t)];
         Ref& d = dz[static_cast<std::size_t>(t)];
@@ -73,18 +74,18 @@ Expected oracle(const Problem& p) {
         out.y[row(t)] = {z * sigma, std::abs(z * sigma) + std::abs(slope) * z_abs};
         d = {dy * slope, std::abs(dy) * (sigma * (1 + std::abs(z) * rest) + z_abs / 2)};
       }
-      for (std::int64_t i = -(K - 1); i < T; ++i) {
+      for (std::int64_t i = -(taps - 1); i < length; ++i) {
         double de = 0, de_abs = 0;
-        for (std::int64_t k = 0; k < K; ++k) {
-          const std::int64_t t = i + (K - 1) - k;
-          if (t < 0 || t >= T) continue;
+        for (std::int64_t k = 0; k < taps; ++k) {
+          const std::int64_t t = i + (taps - 1) - k;
+          if (t < 0 || t >= length) continue;
           const Ref& d = dz[static_cast<std::size_t>(t)];
           de += p.w[tap(k)] * d.value;
           de_abs += std::abs(p.w[tap(k)]) * d.scale;
           out.dw[tap(k)].value += e(i) * d.value;
           out.dw[tap(k)].scale += std::abs(e(i)) * d.scale;
         }
-        const std::int64_t j = i - T + (K - 1);
+        const std::int64_t j = i - length + (taps - 1);
         if (j >= 0) {
           out.final_state[state(j)] = {e(i), std::abs(e(i))};
           if (!p.d_final.empty()) {
@@ -93,7 +94,7 @@ Expected oracle(const Problem& p) {
           }
         }
         if (i >= 0) out.dx[row(i)] = {de, de_abs};
-        if (i < 0 && !p.initial.empty()) out.d_initial[state(K - 1 + i)] = {de, de_abs};
+        if (i < 0 && !p.initial.empty()) out.d_initial[state(taps - 1 + i)] = {de, de_abs};
       }
     }
   }
