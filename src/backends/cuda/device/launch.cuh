@@ -111,11 +111,4 @@ int clusters_at_once(void (*kernel)(Params...), int cluster, int threads, int sh
   return count;
 }
 
-// *p = v in the shared memory of another block of the cluster.
-__device__ __forceinline__ void store_in_peer(float* p, int peer, float v) {
-  unsigned address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(p)), "r"(peer));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" : : "r"(address), "f"(v) : "memory");
-}
-
 }  // namespace mlxtape::cuda

@@ -30,16 +30,6 @@ struct RowThreads {
     for (int w = 0; w < kWarps; ++w) all += room[w];
     return all;
   }
-  static __device__ float max(float v, float* room) {
-    v = lanes_max<kOneWarp ? kThreads : kWarp>(v);
-    if constexpr (kOneWarp) return v;
-    if (threadIdx.x % kWarp == 0) room[threadIdx.x / kWarp] = v;
-    __syncthreads();
-    float all = room[0];
-#pragma unroll
-    for (int w = 1; w < kWarps; ++w) all = max_nan(all, room[w]);
-    return all;
-  }
 };
 
 inline std::int64_t blocks_for(std::int64_t work, std::int64_t each) {
