@@ -10,10 +10,11 @@
 # Where python3 has PyTorch (and, if importable, liger_kernel and fla), these run beside ours and the
 # last thing printed is a table of both. Exit 0 only if everything passed.
 set -uo pipefail
-cd "$(dirname "$0")"
+cd "$(dirname "$0")" || exit 1
 results=${1:-gpu-results.json}
 rows=${2:-' (f32|bf16)$'}
 failed=()
+pids=()
 
 step() { # name, command ...
   local name=$1 start=$SECONDS
@@ -27,21 +28,44 @@ step() { # name, command ...
   fi
 }
 
-export MLXTAPE_TEST_SECONDS=${MLXTAPE_TEST_SECONDS:-120}
+# Proofs do not disturb each other, so they run at once, each into its own log: name, command ...
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+proofs=()
+proof() {
+  local name=$1
+  shift
+  proofs+=("$name")
+  {
+    step "$name" "$@"
+    [ ${#failed[@]} = 0 ]
+  } >"$logs/$name" 2>&1 &
+  pids+=($!)
+}
+gather() {
+  local at
+  for at in "${!proofs[@]}"; do
+    wait "${pids[$at]}" || failed+=("${proofs[$at]}")
+    cat "$logs/${proofs[$at]}"
+  done
+}
+
+export MLXTAPE_TEST_SECONDS=${MLXTAPE_TEST_SECONDS:-600}
 brief='--gtest_brief=1'
 step info ./mlxtape info
 if ! ./mlxtape info | grep -q '^cuda:[0-9]'; then
   echo 'no CUDA device: nothing can be proved here' >&2
   exit 1
 fi
-step 'tests of the ops' ./op_tests $brief --gtest_filter='*/cuda'
-step 'tests of the backend' ./unit_tests $brief --gtest_filter='Cuda*:*/cuda'
+proof 'tests of the ops' ./op_tests $brief --gtest_filter='*/cuda'
+proof 'tests of the backend' ./unit_tests $brief --gtest_filter='Cuda*:*/cuda'
 # Shapes enough to reach every form of every kernel; the long sweeps would take hours under these tools.
 reduced='*EveryShape*/cuda:*EveryForm*/cuda:*EveryAxis*/cuda:*EveryWidth*/cuda:*Extreme*/cuda:*Random*/cuda:*Batches*/cuda'
 for tool in memcheck racecheck initcheck synccheck; do
-  step "$tool" env MLXTAPE_TEST_SECONDS=600 timeout 900 compute-sanitizer --tool $tool \
+  proof "$tool" timeout 900 compute-sanitizer --tool $tool \
     --error-exitcode 1 ./op_tests $brief --gtest_filter="$reduced"
 done
+gather
 peers=()
 if python3 -c 'import torch' 2>/dev/null; then
   peers=(--peers peers/cuda_peers.py)

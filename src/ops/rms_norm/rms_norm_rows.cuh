@@ -186,7 +186,7 @@ struct Sums {
   __device__ void init() {
 #pragma unroll
     for (int t = 0; t < kTurns; ++t) {
-      cuda::barrier_init(&told[t][C::group()], C::kCluster > 1 ? 1 : C::kWarps);
+      cuda::barrier_init(&told[t][C::group()], C::kThreads);
     }
     cuda::barrier_init_done();
   }
@@ -203,9 +203,13 @@ struct Sums {
       if (lane < C::kCluster) {
         cuda::send(parts + C::block() * C::kWarps + warp, v, barrier, static_cast<unsigned>(lane));
       }
-      if (C::rank() == 0) cuda::barrier_arrive_expect(barrier, kCount * sizeof(float));
     } else if (lane == 0) {
       parts[warp] = v;
+    }
+    // Every thread arrives, not one of a warp: what it has read until now may be written over.
+    if (C::kCluster > 1 && C::rank() == 0) {
+      cuda::barrier_arrive_expect(barrier, kCount * sizeof(float));
+    } else {
       cuda::barrier_arrive(barrier);
     }
     cuda::barrier_wait<(C::kCluster > 1)>(barrier, turn / kTurns % 2);
