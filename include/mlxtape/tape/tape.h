@@ -1,0 +1,164 @@
+// Tape: notes what was computed from what, and walks back from a result to the gradients of what was
+// watched. It knows no op: a node is a name, a backward function, inputs, outputs and what was saved.
+//
+//   Tape tape(*encoder);
+//   const Tensor w = tape.watch(weights);
+//   const Tensor loss = ops::mean(tape, ops::square(tape, ops::matmul(tape, x, w)));
+//   tape.backward(loss);
+//   tape.grad(w);
+//
+// Identity   A tensor that is watched, or made from one that is, has an identity, and copies of the Tensor
+//            share it. Views made by Tensor's own members and results of ops that were given an
+//            encoder instead of a tape have none: to use such a view of a tracked tensor in a recorded
+//            op is an error; use the op of the same name, or detach().
+// Types      Floats carry gradients, integers and bools never do; to watch one is an error.
+// Memory     A node holds what its backward function needs and nothing else. The walk frees it as
+//            it passes, and every gradient that nobody watches. Gradients are added in place.
+// Errors     Whatever can be known before a walk is checked before it, and leaves the tape as it was: an op
+//            without a gradient on the way, a saved tensor that was written since (by a kernel, an
+//            upload or a replay: what the host writes through host() is not seen), a second walk without
+//            retain, a result that is no scalar and has no gradient given.
+// Threads    A tape is used by one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "mlxtape/core/encoder.h"
+#include "mlxtape/tape/saved.h"
+
+namespace mlxtape {
+
+class Tape;
+
+// One node's turn in a walk: what its backward function is given, and where it puts its results.
+class Pullback {
+ public:
+  CommandEncoder& encoder() const;
+  const Saved& saved() const;
+
+  // Was the output used? At least one of them was.
+  bool has_grad(std::size_t output = 0) const;
+  // dL/doutput, in the output's shape and type; throws kNoGradient where has_grad is false. take_grad hands
+  // over the walk's own share: where it is the only one, the memory may be written (reuse()).
+  const Tensor& grad(std::size_t output = 0) const;
+  Tensor take_grad(std::size_t output = 0);
+
+  // Does anybody want dL/dinput? What nobody wants need not be computed.
+  bool needs(std::size_t input) const;
+  // dL/dinput, in the input's shape. Each wanted one must be given exactly once, in any order.
+  void give(std::size_t input, Tensor gradient);
+
+ private:
+  friend class Tape;
+  Pullback(Tape& tape, std::size_t node) : tape_(tape), node_(node) {}
+  Tape& tape_;
+  std::size_t node_;
+  std::uint32_t given_ = 0;  // a bit for each input
+};
+
+using BackwardFn = void (*)(Pullback&);
+
+struct BackwardOptions {
+  bool retain = false;  // keep what was saved, to walk again
+};
+
+// What the tape holds, by op; distinct memory counts once, for the op that saved it first.
+struct TapeReport {
+  struct Row {
+    std::string name;
+    std::size_t nodes = 0;
+    std::size_t bytes = 0;
+  };
+  std::vector<Row> rows;       // largest first
+  std::size_t saved_bytes = 0;
+  std::size_t grad_bytes = 0;
+  std::size_t peak_bytes = 0;  // of the device's memory since MemoryPool::reset_peak
+};
+std::string to_string(const TapeReport& report);  // a table
+
+class Tape {
+ public:
+  explicit Tape(CommandEncoder& encoder);
+  // Inside another: what the outer one tracks has its gradients added there by this one's backward.
+  explicit Tape(Tape& outer);
+  ~Tape();
+  Tape(Tape&& other) noexcept;  // the other may only be assigned to or destroyed
+  Tape& operator=(Tape&& other) noexcept;
+
+  CommandEncoder& encoder() const;
+
+  // ---- for users ----
+
+  // x with an identity, if it has none yet, whose gradient is wanted. sum: the type that its gradient is
+  // added up and returned in: f32 keeps many small parts of a 16-bit parameter's.
+  Tensor watch(const Tensor& x);
+  Tensor watch(const Tensor& x, DType sum);
+
+  // Adds to the gradient of everything watched. y: one float, or as many as dy.
+  void backward(const Tensor& y, BackwardOptions options = {});
+  void backward(const Tensor& y, const Tensor& dy, BackwardOptions options = {});
+
+  // Of something watched, after a walk: the sum over all walks since clear_grads; zeros where y did not
+  // depend on it.
+  Tensor grad(const Tensor& x) const;
+  bool has_grad(const Tensor& x) const;  // did any walk reach it?
+  void clear_grads();
+
+  void reset();  // forgets everything, also what is watched
+  std::size_t nodes() const;
+  TapeReport report() const;
+
+  // Nothing is recorded while one of these lives.
+  class NoGrad {
+   public:
+    explicit NoGrad(Tape& tape);
+    ~NoGrad();
+    NoGrad(const NoGrad&) = delete;
+    NoGrad& operator=(const NoGrad&) = delete;
+
+   private:
+    Tape& tape_;
+    bool before_;
+  };
+
+  // ---- for ops ----
+
+  // Would record keep a node for an op on these? Where not, nothing need be saved.
+  bool wants(std::initializer_list<TensorRef> inputs) const;
+
+  // Each output was computed from inputs; outputs that are floats get an identity. name lives as long as the
+  // program. backward null: the op has no gradient, which is an error when a walk comes by. At
+  // most 32 inputs, 8 outputs.
+  void record(const char* name, BackwardFn backward, std::initializer_list<TensorRef> inputs,
+              std::initializer_list<Tensor*> outputs, Saved saved);
+
+ private:
+  friend class Pullback;
+  struct Impl;
+  Impl& impl() const;
+  std::unique_ptr<Impl> impl_;
+};
+
+// x without its identity: no gradient flows through. The same memory.
+Tensor stop_gradient(const Tensor& x);
+
+// Runs fn now without keeping anything but its inputs, and again when the walk comes by: its activations
+// exist only then. fn must compute the same each time; tracked tensors that it captures get their
+// gradients too. Results have the gradients of fn's.
+using TapeFn = std::function<std::vector<Tensor>(Tape&, const std::vector<Tensor>&)>;
+std::vector<Tensor> checkpoint(Tape& tape, const TapeFn& fn, const std::vector<Tensor>& inputs);
+
+// fn: a scalar from inputs. Gives a function of the same inputs that returns the value and the gradients of
+// the inputs numbered in of, all if it is empty.
+using ScalarFn = std::function<Tensor(Tape&, const std::vector<Tensor>&)>;
+using ValueAndGrad = std::function<std::pair<Tensor, std::vector<Tensor>>(
+    CommandEncoder&, const std::vector<Tensor>&)>;
+ValueAndGrad value_and_grad(ScalarFn fn, std::vector<std::size_t> of = {});
+
+}  // namespace mlxtape
