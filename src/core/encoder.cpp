@@ -99,7 +99,9 @@ void CommandEncoder::run(const Kernel& kernel, const void* args, std::size_t arg
       for (const auto& list : {in, out}) {
         for (const Tensor& t : list) recorded_memory_.push_back(t.buffer());
       }
-      for (const Tensor& t : out) recorded_writes_.push_back(t.buffer().storage());
+      for (const Tensor& t : out) {
+        if (t.has_memory()) recorded_writes_.push_back(t.buffer().storage());
+      }
       if (workspace) recorded_memory_.push_back(workspace);
     }
     const KernelCall call{{addresses.data(), in.size()},
