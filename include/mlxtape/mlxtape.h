@@ -5,6 +5,7 @@
 #include "mlxtape/base/dtype.h"
 #include "mlxtape/base/error.h"
 #include "mlxtape/base/shape.h"
+#include "mlxtape/core/arena.h"
 #include "mlxtape/core/buffer.h"
 #include "mlxtape/core/device.h"
 #include "mlxtape/core/encoder.h"
@@ -14,3 +15,4 @@
 #include "mlxtape/core/threads.h"
 #include "mlxtape/core/trace.h"
 #include "mlxtape/ops.h"
+#include "mlxtape/tape/tape.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <string>
@@ -97,12 +98,13 @@ void CommandEncoder::run(const Kernel& kernel, const void* args, std::size_t arg
     }
     if (recording_) {
       for (const auto& list : {in, out}) {
-        for (const Tensor& t : list) recorded_memory_.push_back(t.buffer());
+        for (const Tensor& t : list) recorded_memory_.push_back(t.buffer().backing());
       }
       for (const Tensor& t : out) {
-        if (t.has_memory()) recorded_writes_.push_back(t.buffer().storage());
+        const Buffer memory = t.buffer().backing();
+        if (memory) recorded_writes_.push_back(memory.storage());
       }
-      if (workspace) recorded_memory_.push_back(workspace);
+      if (workspace) recorded_memory_.push_back(workspace.backing());
     }
     const KernelCall call{{addresses.data(), in.size()},
                           {addresses.data() + in.size(), out.size()},
@@ -244,25 +246,62 @@ void CommandEncoder::add_into(const Tensor& sum, const Tensor& x) {
 
 Tensor CommandEncoder::contiguous(const Tensor& t) {
   if (t.is_contiguous()) return t;
-  CopyArgs args{t.rank(), {}, {}};
-  for (std::int64_t i = 0; i < t.rank(); ++i) {
-    args.shape[i] = t.dim(i);
-    args.strides[i] = t.strides()[i];
-  }
   Tensor copy = empty(t.shape(), t.dtype());
-  dispatch(kCopy, unsigned_of_size(size_of(t.dtype())), args, {t}, {copy});
+  this->copy(t, copy);
   copy.identity_ = t.loose().identity_;  // the same numbers: a tape must not take them for new ones
   return copy;
 }
 
+namespace {
+
+// CopyArgs as the kernels want them; both tensors have the same shape and at least one element.
+CopyArgs copy_args(const Tensor& from, const Tensor& to) {
+  struct Axis {
+    std::int64_t size, from, to;
+  };
+  std::vector<Axis> axes;
+  for (std::int64_t i = 0; i < from.rank(); ++i) {
+    if (from.dim(i) != 1) axes.push_back({from.dim(i), from.strides()[i], to.strides()[i]});
+  }
+  std::stable_sort(axes.begin(), axes.end(),
+                   [](const Axis& a, const Axis& b) { return std::abs(a.to) > std::abs(b.to); });
+  CopyArgs args{};
+  for (const Axis& axis : axes) {
+    const std::int64_t last = args.rank - 1;
+    if (args.rank > 0 && args.from[last] == axis.from * axis.size &&
+        args.to[last] == axis.to * axis.size) {
+      args.shape[last] *= axis.size;
+      args.from[last] = axis.from;
+      args.to[last] = axis.to;
+      continue;
+    }
+    args.shape[args.rank] = axis.size;
+    args.from[args.rank] = axis.from;
+    args.to[args.rank++] = axis.to;
+  }
+  return args;
+}
+
+}  // namespace
+
 void CommandEncoder::copy(const Tensor& from, const Tensor& to) {
-  if (!from.is_contiguous() || !to.is_contiguous() || !(from.shape() == to.shape()) ||
-      from.dtype() != to.dtype()) {
-    throw Error(Errc::kShape, "copy: two contiguous tensors of one type and shape, got " +
+  if (!(from.shape() == to.shape()) || from.dtype() != to.dtype()) {
+    throw Error(Errc::kShape, "copy: two tensors of one type and shape, got " +
                                   to_string(from.shape()) + " " + name_of(from.dtype()) + " and " +
                                   to_string(to.shape()) + " " + name_of(to.dtype()));
   }
-  if (to.size() != 0) dispatch(kMove, DType::kU8, BytesArgs{to.bytes()}, {from}, {to});
+  if (to.size() == 0) return;
+  if (from.is_contiguous() && to.is_contiguous()) {
+    dispatch(kMove, DType::kU8, BytesArgs{to.bytes()}, {from}, {to});
+    return;
+  }
+  const CopyArgs args = copy_args(from, to);
+  for (std::int64_t i = 0; i < args.rank; ++i) {
+    if (args.to[i] != 0) continue;
+    throw Error(Errc::kShape, "copy: the target's elements must lie apart, got strides " +
+                                  to_string(to.strides()) + " for " + to_string(to.shape()));
+  }
+  dispatch(kCopy, unsigned_of_size(size_of(to.dtype())), args, {from}, {to});
 }
 
 void CommandEncoder::check_transfer(const Tensor& t, std::size_t bytes, const char* what) const {

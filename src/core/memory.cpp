@@ -1,11 +1,13 @@
 #include "mlxtape/core/memory.h"
 
 #include <array>
+#include <atomic>
 #include <bit>
 #include <mutex>
 #include <string>
 
 #include "mlxtape/base/error.h"
+#include "mlxtape/core/arena.h"
 #include "mlxtape/core/device.h"
 
 namespace mlxtape {
@@ -49,11 +51,12 @@ struct MemoryPool::Impl {
   MemoryStats stats;
   std::array<Storage*, kBins> bins{};
 
-  bool guarded = false;
+  std::atomic<bool> guarded = false;
   std::string broken;  // the first guard band found overwritten
 
   // A Storage must find its pool without a field of its own: it sits first in a Block.
   struct Block : Storage {
+    Arena::Note note;  // of the arena's step that it was made in
     Impl* pool = nullptr;
     std::size_t bin = 0;
     std::size_t guard = 0;    // bytes before address; as many or more after the extent
@@ -64,6 +67,10 @@ struct MemoryPool::Impl {
   static void give_back(Storage* storage) noexcept {
     auto* block = static_cast<Block*>(storage);
     Impl& self = *block->pool;
+    if (block->note.arena) {
+      Arena::ended(block->note);
+      block->note.arena.reset();
+    }
     const std::lock_guard lock(self.mutex);
     self.stats.current -= block->capacity;
     if (block->guard != 0) {
@@ -191,14 +198,22 @@ MemoryPool::MemoryPool(Device& device, std::unique_ptr<RawMemory> raw)
 MemoryPool::~MemoryPool() { impl_->free_cached(); }
 
 Buffer MemoryPool::allocate(std::size_t bytes) {
+  if (Buffer placed = impl_->guarded ? Buffer() : Arena::place(*this, bytes)) return placed;
   Impl::Block* block = impl_->take(bytes);
   block->is_zero = false;
-  return Buffer(block);
+  Buffer buffer(block);
+  if (!impl_->guarded) Arena::note(*this, bytes, block->note);
+  return buffer;
 }
 
 Buffer MemoryPool::allocate_zeroed(std::size_t bytes) {
+  if (Buffer placed = impl_->guarded ? Buffer() : Arena::place(*this, bytes)) {
+    impl_->raw->fill(placed.address(), 0, bytes);
+    return placed;
+  }
   Impl::Block* block = impl_->take(bytes);
   Buffer buffer(block);
+  if (!impl_->guarded) Arena::note(*this, bytes, block->note);
   if (!std::exchange(block->is_zero, false)) impl_->raw->fill(block->address, 0, bytes);
   return buffer;
 }

@@ -1,5 +1,5 @@
 // Arguments of the kernels that move memory without knowing any op: every backend has them.
-// copy_<unsigned type of the element's size>: a strided tensor -> a contiguous one.
+// copy_<unsigned type of the element's size>: a strided tensor -> another of the same shape.
 // zero_u8: every byte of a contiguous tensor 0.
 // move_u8: a contiguous tensor -> a contiguous one.
 // fill_<unsigned type of the element's size>: every element of a contiguous tensor the same bits.
@@ -10,12 +10,15 @@
 
 namespace mlxtape {
 
+// Axes in the order of the target's strides, largest first, so that the last one is written along; no axis
+// of size 1, and none that could be one with its neighbour in both tensors. Rank 0: one element.
 struct CopyArgs {
   std::int64_t rank;
   std::int64_t shape[8];
-  std::int64_t strides[8];  // of the source, in elements; the target is contiguous
+  std::int64_t from[8];  // strides in elements
+  std::int64_t to[8];
 };
-static_assert(sizeof(CopyArgs) == 136, "host and device must agree");
+static_assert(sizeof(CopyArgs) == 200, "host and device must agree");
 
 struct BytesArgs {
   std::uint64_t bytes;

@@ -463,6 +463,10 @@ void Tape::reset() {
 std::size_t Tape::nodes() const { return impl().nodes.size(); }
 
 bool Tape::wants(std::initializer_list<TensorRef> inputs) const {
+  return wants(std::span(inputs.begin(), inputs.size()));
+}
+
+bool Tape::wants(std::span<const TensorRef> inputs) const {
   const Impl& self = impl();
   if (!self.recording) return false;
   bool any = false;
@@ -472,11 +476,16 @@ bool Tape::wants(std::initializer_list<TensorRef> inputs) const {
 
 void Tape::record(const char* name, BackwardFn backward, std::initializer_list<TensorRef> inputs,
                   std::initializer_list<Tensor*> outputs, Saved saved) {
+  record(name, backward, std::span(inputs.begin(), inputs.size()),
+         std::span(outputs.begin(), outputs.size()), std::move(saved));
+}
+
+void Tape::record(const char* name, BackwardFn backward, std::span<const TensorRef> inputs,
+                  std::span<Tensor* const> outputs, Saved saved) {
   Impl& self = impl();
   for (Tensor* y : outputs) y->identity_ = 0;
   if (!self.recording) return;
-  self.record(name, backward, {inputs.begin(), inputs.size()}, {outputs.begin(), outputs.size()},
-              std::move(saved));
+  self.record(name, backward, inputs, outputs, std::move(saved));
 }
 
 Tape::NoGrad::NoGrad(Tape& tape)

@@ -28,6 +28,7 @@ struct Storage {
   void (*release)(Storage*) noexcept = nullptr;  // called when the last owner leaves
   bool is_zero = false;                          // fresh from the system, never handed out
   Storage* next = nullptr;                       // the pool's list of cached blocks
+  Storage* backing = nullptr;                    // what this is a part of: an arena's memory
 };
 
 class Buffer {
@@ -54,6 +55,10 @@ class Buffer {
   Device* device() const { return storage_ == nullptr ? nullptr : storage_->device; }
   std::size_t owners() const { return storage_ == nullptr ? 0 : storage_->owners.load(); }
   Storage* storage() const { return storage_; }
+  // What must live for the bytes to be there.
+  Buffer backing() const {
+    return storage_ != nullptr && storage_->backing != nullptr ? Buffer(storage_->backing) : *this;
+  }
 
   // Tells memory that was written from memory that was not. What the host writes in place does not count.
   std::uint32_t version() const {

@@ -74,7 +74,7 @@ class CommandEncoder {
   // t itself if it is contiguous, else a contiguous copy.
   Tensor contiguous(const Tensor& t);
 
-  // The bytes of one contiguous tensor into another of the same type and shape.
+  // The elements of one tensor into another of the same type and shape; either may be strided.
   void copy(const Tensor& from, const Tensor& to);
 
   // Host memory -> tensor and back; the tensor must be contiguous and the sizes equal.

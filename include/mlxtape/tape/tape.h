@@ -25,6 +25,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -136,11 +137,14 @@ class Tape {
 
   // Would record keep a node for an op on these? Where not, nothing need be saved.
   bool wants(std::initializer_list<TensorRef> inputs) const;
+  bool wants(std::span<const TensorRef> inputs) const;
 
   // Each output was computed from inputs; outputs that are floats get an identity. name lives as long as the
   // program. backward null: the op has no gradient, which is an error when a walk comes by.
   void record(const char* name, BackwardFn backward, std::initializer_list<TensorRef> inputs,
               std::initializer_list<Tensor*> outputs, Saved saved);
+  void record(const char* name, BackwardFn backward, std::span<const TensorRef> inputs,
+              std::span<Tensor* const> outputs, Saved saved);
 
   struct Impl;
 

@@ -1,5 +1,4 @@
-// Kernels that move memory (arguments: core/memory_kernels.h). A strided copy has one thread per
-// element of the target, so writes are contiguous.
+// Kernels that move memory (arguments: core/memory_kernels.h).
 #include "core/memory_kernels.h"
 
 #include <cuda_runtime.h>
@@ -19,29 +18,89 @@ std::int64_t blocks_for_elements(std::int64_t size, std::int64_t each) {
   return std::min((size + kThreads * each - 1) / (kThreads * each), kMostBlocks);
 }
 
-template <class T>
-__global__ void copy_kernel(CopyArgs args, std::int64_t size, const T* from, T* to) {
+// One thread an element, in the order of the target.
+template <class T, class Index>
+__global__ void copy_kernel(CopyArgs args, Index size, const T* from, T* to) {
   wait_turn();
-  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < size; i += step) {
-    std::int64_t rest = i;
-    std::int64_t at = 0;
-    for (std::int64_t axis = args.rank - 1; axis >= 0; --axis) {
-      at += rest % args.shape[axis] * args.strides[axis];
-      rest /= args.shape[axis];
+  const Index step = static_cast<Index>(gridDim.x) * blockDim.x;
+  for (Index i = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x; i < size; i += step) {
+    Index rest = i;
+    std::int64_t at = 0, target = 0;
+    for (int axis = static_cast<int>(args.rank) - 1; axis >= 0; --axis) {
+      const auto n = static_cast<Index>(args.shape[axis]);
+      const auto k = static_cast<std::int64_t>(rest % n);
+      at += k * args.from[axis];
+      target += k * args.to[axis];
+      rest /= n;
     }
-    to[i] = from[at];
+    to[target] = from[at];
+  }
+}
+
+// The source is contiguous along axis a, the target along the last: squares of 32 x 32 through shared memory,
+// so that both are read and written in whole lines. A block has one strip of a and walks the last axis.
+constexpr int kTile = 32;
+constexpr int kTileRows = 8;  // threads: 32 x 8
+
+template <class T>
+__global__ void __launch_bounds__(kTile* kTileRows)
+    copy_tiles(CopyArgs args, int a, std::int64_t strips, const T* from, T* to) {
+  wait_turn();
+  __shared__ T tile[kTile][kTile + 1];
+  const int b = static_cast<int>(args.rank) - 1;
+  const int x = threadIdx.x % kTile;
+  const int y = threadIdx.x / kTile;
+  const std::int64_t first = blockIdx.x % strips * kTile;
+  std::int64_t rest = blockIdx.x / strips;
+  for (int axis = b - 1; axis >= 0; --axis) {
+    if (axis == a) continue;
+    const std::int64_t k = rest % args.shape[axis];
+    from += k * args.from[axis];
+    to += k * args.to[axis];
+    rest /= args.shape[axis];
+  }
+  for (std::int64_t c = std::int64_t{blockIdx.y} * kTile; c < args.shape[b];
+       c += std::int64_t{gridDim.y} * kTile) {
+#pragma unroll
+    for (int j = y; j < kTile; j += kTileRows) {
+      if (first + x < args.shape[a] && c + j < args.shape[b]) {
+        tile[j][x] = from[first + x + (c + j) * args.from[b]];
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = y; i < kTile; i += kTileRows) {
+      if (first + i < args.shape[a] && c + x < args.shape[b]) {
+        to[(first + i) * args.to[a] + (c + x) * args.to[b]] = tile[x][i];
+      }
+    }
+    __syncthreads();
   }
 }
 
 template <class T>
 void copy(const KernelCall& call) {
   const auto& args = call.as<CopyArgs>();
+  const auto stream = static_cast<cudaStream_t>(call.queue);
   std::int64_t size = 1;
   for (std::int64_t i = 0; i < args.rank; ++i) size *= args.shape[i];
-  if (size == 0) return;
-  launch(copy_kernel<T>, blocks_for_elements(size, 1), kThreads, 0, 1,
-         static_cast<cudaStream_t>(call.queue), args, size, call.input<T>(0), call.output<T>(0));
+  const std::int64_t last = args.rank - 1;
+  for (std::int64_t a = 0; a < last && args.from[last] != 1; ++a) {
+    if (args.from[a] != 1 || args.shape[a] < 8 || args.shape[last] < 8) continue;
+    const std::int64_t strips = blocks_for(args.shape[a], kTile);
+    const std::int64_t across = std::min<std::int64_t>(blocks_for(args.shape[last], kTile), 64);
+    launch(copy_tiles<T>, Blocks(size / args.shape[a] / args.shape[last] * strips, across),
+           kTile * kTileRows, 0, 1, stream, args, static_cast<int>(a), strips, call.input<T>(0),
+           call.output<T>(0));
+    return;
+  }
+  if (size < std::int64_t{1} << 31) {
+    launch(copy_kernel<T, std::uint32_t>, blocks_for_elements(size, 1), kThreads, 0, 1, stream,
+           args, static_cast<std::uint32_t>(size), call.input<T>(0), call.output<T>(0));
+  } else {
+    launch(copy_kernel<T, std::uint64_t>, blocks_for_elements(size, 1), kThreads, 0, 1, stream,
+           args, static_cast<std::uint64_t>(size), call.input<T>(0), call.output<T>(0));
+  }
 }
 
 void zero(const KernelCall& call) {

@@ -1,0 +1,215 @@
+#include "mlxtape/core/arena.h"
+
+#include <thread>
+
+#include "mlxtape/ops.h"
+#include "support/op_test.h"
+
+namespace mlxtape::test {
+namespace {
+
+class OnArena : public OnDevice {
+ protected:
+  void SetUp() override {
+    OnDevice::SetUp();
+    if (!IsSkipped()) pool().set_guarded(false);  // guarded memory is never planned
+  }
+  MemoryPool& pool() { return encoder().device().memory(); }
+  Tensor floats(std::int64_t n) { return encoder().empty({n}, DType::kF32); }
+  static char* address(const Tensor& t) { return static_cast<char*>(t.data()); }
+};
+
+TEST_P(OnArena, TheSecondStepAllocatesNothing) {
+  Arena arena(pool());
+  const auto step = [&](std::vector<char*>* places = nullptr) {
+    const Arena::Step now(arena);
+    const Tensor a = floats(1000);
+    Tensor b = floats(3000);
+    if (places != nullptr) *places = {address(a), address(b)};
+    b = Tensor();
+    const Tensor c = floats(2500);  // where b was
+    if (places != nullptr) places->push_back(address(c));
+  };
+  step();
+  EXPECT_EQ(arena.stats().most_live, 4000U * 4);
+  EXPECT_GE(arena.stats().bytes, 4000U * 4);
+  EXPECT_LE(arena.stats().bytes, 4000U * 4 + 2 * 256);
+  std::vector<char*> first, second;
+  step(&first);
+  const MemoryStats before = pool().stats();
+  step(&second);
+  EXPECT_EQ(pool().stats().allocations, before.allocations);
+  EXPECT_EQ(pool().stats().reuses, before.reuses);  // not even from the pool's cache
+  EXPECT_EQ(arena.stats().planned, 3U);
+  EXPECT_EQ(arena.stats().misses, 0U);
+  EXPECT_EQ(first, second);
+  EXPECT_EQ(first[1], first[2]);
+  const auto in = [&](char* p) {
+    return p >= first[0] - 12256 && p < first[0] + 16512;
+  };
+  EXPECT_TRUE(in(first[1]));
+}
+
+TEST_P(OnArena, WhatOutlivesAStepIsThePools) {
+  Arena arena(pool());
+  Tensor kept;
+  for (int i = 0; i < 4; ++i) {
+    const Arena::Step now(arena);
+    const Tensor a = floats(1000);
+    kept = floats(500);
+    encoder().copy(encoder().full({500}, DType::kF32, i), kept);
+  }
+  EXPECT_EQ(arena.stats().misses, 0U);
+  EXPECT_EQ(arena.stats().planned, 2U);
+  EXPECT_EQ(kept.buffer().storage()->backing, nullptr);
+  EXPECT_EQ(download(kept), std::vector<double>(500, 3));
+}
+
+// A tensor that lives longer than it did when it was noted must not be written over.
+TEST_P(OnArena, WhatLivesIsLeftAlone) {
+  Arena arena(pool());
+  Tensor held;
+  const auto step = [&](bool holds) {
+    const Arena::Step now(arena);
+    Tensor a = encoder().full({1000}, DType::kF32, 7);
+    if (holds) held = a;
+    a = Tensor();
+    const Tensor b = encoder().full({1000}, DType::kF32, 8);
+    const Tensor c = encoder().full({1000}, DType::kF32, 9);
+  };
+  step(false);
+  step(false);
+  EXPECT_EQ(arena.stats().misses, 0U);
+  step(true);
+  EXPECT_GT(arena.stats().misses, 0U);
+  EXPECT_EQ(download(held), std::vector<double>(1000, 7));
+  step(false);  // noted anew, while the old place is still in use
+  step(false);
+  EXPECT_EQ(arena.stats().misses, 0U);
+  EXPECT_EQ(download(held), std::vector<double>(1000, 7));
+}
+
+TEST_P(OnArena, AnotherShapeIsAnotherPlan) {
+  Arena arena(pool());
+  for (const std::int64_t n : {100, 100, 200, 200, 200}) {
+    const Arena::Step now(arena);
+    const Tensor a = floats(n), b = floats(n);
+  }
+  EXPECT_EQ(arena.stats().misses, 0U);
+  EXPECT_EQ(arena.stats().planned, 2U);
+  EXPECT_EQ(arena.stats().most_live, 1600U);
+}
+
+TEST_P(OnArena, TensorsOutliveTheArena) {
+  Tensor kept;
+  {
+    Arena arena(pool());
+    for (int i = 0; i < 3; ++i) {
+      const Arena::Step now(arena);
+      Tensor a = encoder().full({100}, DType::kF32, i);
+      if (i == 2) kept = a;
+    }
+  }
+  EXPECT_EQ(download(kept), std::vector<double>(100, 2));
+  EXPECT_NE(kept.buffer().storage()->backing, nullptr);
+}
+
+TEST_P(OnArena, StepsDoNotNest) {
+  Arena arena(pool()), other(pool());
+  const Arena::Step now(arena);
+  EXPECT_THROW(Arena::Step again(arena), Error);
+  EXPECT_THROW(Arena::Step again(other), Error);
+  std::thread([&] { EXPECT_THROW(Arena::Step again(arena), Error); }).join();
+  std::thread([&] { const Arena::Step fine(other); }).join();
+}
+
+TEST_P(OnArena, OtherThreadsAreNotNoted) {
+  Arena arena(pool());
+  for (int i = 0; i < 3; ++i) {
+    const Arena::Step now(arena);
+    const Tensor a = floats(100);
+    std::thread([&] { static_cast<void>(floats(50)); }).join();
+  }
+  EXPECT_EQ(arena.stats().planned, 1U);
+  EXPECT_EQ(arena.stats().misses, 0U);
+}
+
+// A step that is captured needs its places as long as the graph lives, and no more than they are.
+TEST_P(OnArena, AGraphOwnsThePlacesOfItsStep) {
+  Arena arena(pool());
+  const Tensor x = upload(std::vector<double>(64 * 1024, 1), {64, 1024}, DType::kF32);
+  Tensor result;
+  const auto step = [&] {
+    Tensor h = x;
+    for (int i = 0; i < 16; ++i) h = ops::softmax(encoder(), h);
+    result = encoder().empty_like(h);
+    encoder().copy(h, result);
+  };
+  {
+    const Arena::Step now(arena);
+    step();
+  }
+  const std::size_t before = pool().stats().current;
+  std::unique_ptr<Graph> graph;
+  {
+    const Arena::Step now(arena);
+    encoder().begin_capture();
+    step();
+    graph = encoder().end_capture();
+  }
+  EXPECT_EQ(arena.stats().misses, 0U);
+  EXPECT_LE(pool().stats().current - before, 4U * 64 * 1024 * 4);  // of 16 results, two at once
+  encoder().replay(*graph);
+  const std::vector<double> got = download(result);
+  EXPECT_NEAR(got[5], 1.0 / 1024, 1e-6);
+  EXPECT_THROW(Arena::Step again(arena), Error);
+  graph.reset();
+  const Arena::Step fine(arena);
+}
+
+TEST_P(OnArena, GuardedMemoryIsNotPlanned) {
+  pool().set_guarded(true);
+  Arena arena(pool());
+  for (int i = 0; i < 3; ++i) {
+    const Arena::Step now(arena);
+    EXPECT_EQ(floats(100).buffer().storage()->backing, nullptr);
+  }
+  EXPECT_EQ(arena.stats().bytes, 0U);
+}
+
+// Random lives: what is in use at the same time never shares a byte.
+TEST_P(OnArena, PlacesInUseAreApart) {
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    Arena arena(pool());
+    for (int i = 0; i < 3; ++i) {
+      Noise noise(seed);
+      const Arena::Step now(arena);
+      std::vector<Tensor> live;
+      for (int event = 0; event < 200; ++event) {
+        if (noise.below(5) < 3 || live.empty()) {
+          live.push_back(floats(1 + noise.below(5000)));
+        } else {
+          live.erase(live.begin() + noise.below(static_cast<std::int64_t>(live.size())));
+        }
+        for (const Tensor& a : live) {
+          for (const Tensor& b : live) {
+            ASSERT_TRUE(address(a) == address(b) ? &a == &b
+                                                 : address(a) + a.bytes() <= address(b) ||
+                                                       address(b) + b.bytes() <= address(a));
+          }
+        }
+      }
+      live.clear();
+      if (i > 0) {
+        EXPECT_EQ(arena.stats().misses, 0U);
+      }
+    }
+    EXPECT_LE(static_cast<double>(arena.stats().bytes),
+              1.25 * static_cast<double>(arena.stats().most_live) + 256 * 100);
+  }
+}
+
+MT_ON_EVERY_BACKEND(OnArena);
+
+}  // namespace
+}  // namespace mlxtape::test
