@@ -300,6 +300,24 @@ CommandEncoder& Pullback::encoder() const { return *tape_.impl().encoder; }
 
 const Saved& Pullback::saved() const { return tape_.impl().nodes[node_].saved; }
 
+std::size_t Pullback::inputs() const { return tape_.impl().nodes[node_].inputs; }
+std::size_t Pullback::outputs() const { return tape_.impl().nodes[node_].outputs; }
+
+const Shape& Pullback::input_shape(std::size_t input) const {
+  MT_ASSERT(needs(input));
+  const Tape::Impl& impl = tape_.impl();
+  const std::int32_t value = impl.edges[impl.nodes[node_].first_edge + input];
+  return impl.values[static_cast<std::size_t>(value)].shape;
+}
+
+const Shape& Pullback::output_shape(std::size_t output) const {
+  const Tape::Impl& impl = tape_.impl();
+  const Tape::Impl::Node& node = impl.nodes[node_];
+  const std::int32_t value = impl.edges[node.first_edge + node.inputs + output];
+  MT_ASSERT(output < node.outputs && value != kNone);
+  return impl.values[static_cast<std::size_t>(value)].shape;
+}
+
 Tensor* Pullback::flow(std::size_t output) const {
   Tape::Impl& impl = tape_.impl();
   const Tape::Impl::Node& node = impl.nodes[node_];

@@ -18,13 +18,16 @@ namespace mlxtape {
 
 class Saved {
  public:
-  static constexpr std::size_t kMostArgs = 192;  // bytes
+  static constexpr std::size_t kMostArgs = 256;  // bytes
 
   Saved() = default;
   Saved(std::initializer_list<Tensor> tensors) { keep(tensors); }
   explicit Saved(const std::vector<Tensor>& tensors) { keep(tensors); }
   template <class Args>
-  Saved(std::initializer_list<Tensor> tensors, const Args& args) : args_bytes_(sizeof(Args)) {
+  Saved(std::initializer_list<Tensor> tensors, const Args& args)
+      : Saved(std::span(tensors.begin(), tensors.size()), args) {}
+  template <class Args>
+  Saved(std::span<const Tensor> tensors, const Args& args) : args_bytes_(sizeof(Args)) {
     static_assert(std::is_trivially_copyable_v<Args>, "plain data: tensors go into the list");
     static_assert(sizeof(Args) <= kMostArgs);
     std::memcpy(args_.data(), &args, sizeof(Args));

@@ -44,6 +44,11 @@ class Pullback {
   const Saved& saved() const;
   Tape& tape() const { return tape_; }  // for an inner tape
 
+  std::size_t inputs() const;
+  std::size_t outputs() const;
+  const Shape& input_shape(std::size_t input) const;    // of one that needs(input)
+  const Shape& output_shape(std::size_t output) const;  // of a float
+
   // Was the output used? At least one of them was.
   bool has_grad(std::size_t output = 0) const;
   // dL/doutput, in the output's shape and type; throws kNoGradient where has_grad is false. take_grad hands

@@ -1,0 +1,266 @@
+#include "mlxtape/ops/layout.h"
+
+#include <numeric>
+
+#include "support/op_test.h"
+
+namespace mlxtape::test {
+namespace {
+
+using ops::Axes;
+using ops::PadAxis;
+using ops::SliceAxis;
+constexpr std::int64_t kEnd = SliceAxis::kEnd;
+
+// For each element of a result: the flat number of the element of x that it is, or -1 for the padding.
+using Places = std::vector<std::int64_t>;
+
+std::vector<double> pick(const std::vector<double>& x, const Places& places, double padding = 0) {
+  std::vector<double> y;
+  for (const std::int64_t p : places) y.push_back(p < 0 ? padding : x[static_cast<std::size_t>(p)]);
+  return y;
+}
+
+class Layout : public OnDevice {
+ protected:
+  // y must be x[places]; its gradient, the sum of dy over the places of each element.
+  void check(const std::string& what, const Shape& shape, const Places& places, const Shape& result,
+             const std::function<Tensor(Tape&, const Tensor&)>& op, double padding = 0) {
+    Noise noise(places.size() + 1);
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const bool strided : {false, true}) {
+        const auto n = *element_count(shape);
+        const std::vector<double> x = random_values(noise, n, dtype);
+        Tape tape(encoder());
+        const Tensor in =
+            tape.watch(strided ? upload_strided(x, shape, dtype) : upload(x, shape, dtype));
+        const Tensor y = op(tape, in);
+        EXPECT_EQ(y.shape(), result) << what;
+        EXPECT_EQ(download(y), pick(x, places, padding)) << what;
+        const std::vector<double> dy =
+            random_values(noise, static_cast<std::int64_t>(places.size()), dtype);
+        std::vector<double> dx(static_cast<std::size_t>(n), 0);
+        for (std::size_t i = 0; i < places.size(); ++i) {
+          if (places[i] < 0) continue;
+          double& sum = dx[static_cast<std::size_t>(places[i])];
+          sum =
+              round_to(dtype, sum + dy[i]);  // two terms at most: one rounding, whatever the order
+        }
+        tape.backward(y, upload(dy, result, dtype));
+        EXPECT_EQ(download(tape.grad(in)), dx) << what;
+        const Tape::NoGrad pause(tape);
+        EXPECT_EQ(op(tape, in).identity(), 0U) << what;
+      }
+    }
+  }
+};
+
+Places counted(std::int64_t n) {
+  Places places(static_cast<std::size_t>(n));
+  std::iota(places.begin(), places.end(), 0);
+  return places;
+}
+
+TEST_P(Layout, Reshape) {
+  const auto to = [](Shape shape) {
+    return [shape](Tape& tape, const Tensor& x) {
+      return ops::reshape(tape, x, shape);
+    };
+  };
+  check("flat", {2, 3, 4}, counted(24), {24}, to({24}));
+  check("-1", {2, 3, 4}, counted(24), {6, 4}, to({-1, 4}));
+  check("same", {5}, counted(5), {5, 1, 1}, to({5, 1, -1}));
+  check("one", {1, 1}, counted(1), {}, to({}));
+  check("empty", {0, 3}, {}, {3, 0}, to({3, 0}));
+}
+
+TEST_P(Layout, Transpose) {
+  const auto by = [](Axes axes) {
+    return [axes](Tape& tape, const Tensor& x) {
+      return ops::transpose(tape, x, axes);
+    };
+  };
+  check("matrix", {2, 3}, {0, 3, 1, 4, 2, 5}, {3, 2}, by({}));
+  Places places;
+  for (std::int64_t k = 0; k < 4; ++k) {
+    for (std::int64_t i = 0; i < 2; ++i) {
+      for (std::int64_t j = 0; j < 3; ++j) places.push_back((i * 3 + j) * 4 + k);
+    }
+  }
+  check("three axes", {2, 3, 4}, places, {4, 2, 3}, by({2, 0, -2}));
+  check("none", {}, {0}, {}, by({}));
+}
+
+TEST_P(Layout, Slice) {
+  const auto of = [](std::vector<SliceAxis> axes) {
+    return [axes](Tape& tape, const Tensor& x) {
+      return ops::slice(tape, x, axes);
+    };
+  };
+  check("plain", {6}, {1, 2, 3}, {3}, of({{1, 4}}));
+  check("step", {7}, {1, 3, 5}, {3}, of({{1, 7, 2}}));
+  check("from the end", {7}, {4, 5}, {2}, of({{-3, -1}}));
+  check("past the end", {4}, {2, 3}, {2}, of({{2, 100}}));
+  check("nothing", {4}, {}, {0}, of({{3, 1}}));
+  check("past everything", {4}, {}, {0}, of({{9, 12}}));
+  check("backwards", {5}, {4, 3, 2, 1, 0}, {5}, of({{kEnd, kEnd, -1}}));
+  check("backwards by two", {6}, {4, 2, 0}, {3}, of({{-2, kEnd, -2}}));
+  check("backwards to", {6}, {5, 4, 3}, {3}, of({{100, 2, -1}}));
+  check("a step past all", {4}, {1}, {1}, of({{1, kEnd, INT64_MAX}}));
+  check("two axes", {3, 4}, {11, 9, 7, 5}, {2, 2}, of({{2, 0, -1}, {3, 0, -2}}));
+  check("the first only", {2, 3}, {3, 4, 5}, {1, 3}, of({{1, 2}}));
+  check("empty x", {0, 3}, {}, {0, 1}, of({{}, {1, 2}}));
+}
+
+TEST_P(Layout, SqueezeAndExpand) {
+  check("all", {1, 3, 1, 2}, counted(6), {3, 2},
+        [](Tape& tape, const Tensor& x) { return ops::squeeze(tape, x); });
+  check("one", {1, 3, 1}, counted(3), {1, 3},
+        [](Tape& tape, const Tensor& x) { return ops::squeeze(tape, x, {-1}); });
+  check("in", {2, 3}, counted(6), {1, 2, 3, 1},
+        [](Tape& tape, const Tensor& x) { return ops::expand_dims(tape, x, {0, -1}); });
+  check("contiguous", {3, 5}, counted(15), {3, 5},
+        [](Tape& tape, const Tensor& x) { return ops::contiguous(tape, x); });
+}
+
+TEST_P(Layout, ConcatenateStackSplitPad) {
+  check("with itself", {2, 2}, {0, 1, 0, 1, 2, 3, 2, 3}, {2, 4},
+        [](Tape& tape, const Tensor& x) { return ops::concatenate(tape, {x, x}, -1); });
+  check("with others", {2}, {-1, 0, 1, -1, -1}, {5}, [&](Tape& tape, const Tensor& x) {
+    const Tensor zero = tape.encoder().zeros({1}, x.dtype());
+    const Tensor zeros = tape.encoder().zeros({2}, x.dtype());
+    return ops::concatenate(tape, {zero, x, zeros});
+  });
+  check("stack", {3}, {0, 0, 1, 1, 2, 2}, {3, 2},
+        [](Tape& tape, const Tensor& x) { return ops::stack(tape, {x, x}, 1); });
+  check("split", {2, 6}, {2, 3, 8, 9}, {2, 2},
+        [](Tape& tape, const Tensor& x) { return ops::split(tape, x, 3, 1)[1]; });
+  check("split, all used", {4}, {2, 3, 0, 1}, {4}, [](Tape& tape, const Tensor& x) {
+    const auto parts = ops::split(tape, x, 2);
+    return ops::concatenate(tape, {parts[1], parts[0]});
+  });
+  check("split at", {5}, {2, 3}, {2},
+        [](Tape& tape, const Tensor& x) { return ops::split_at(tape, x, {2, 2, 4})[2]; });
+  check("split at the end", {5}, {}, {0},
+        [](Tape& tape, const Tensor& x) { return ops::split_at(tape, x, {5})[1]; });
+  check(
+      "pad", {2, 2}, {-1, -1, -1, -1, -1, 0, 1, -1, -1, 2, 3, -1}, {3, 4},
+      [](Tape& tape, const Tensor& x) { return ops::pad(tape, x, {{1, 0}, {1, 1}}, -3); }, -3);
+  check("pad the first", {2, 2}, {0, 1, 2, 3, -1, -1}, {3, 2},
+        [](Tape& tape, const Tensor& x) { return ops::pad(tape, x, {{0, 1}}); });
+}
+
+// Heads: [T, H·D] as [H, T, D] and back is a permutation, and its gradient too.
+TEST_P(Layout, HeadsAreNotScrambled) {
+  constexpr std::int64_t kT = 5, kH = 3, kD = 4;
+  Places places;
+  for (std::int64_t h = 0; h < kH; ++h) {
+    for (std::int64_t t = 0; t < kT; ++t) {
+      for (std::int64_t d = 0; d < kD; ++d) places.push_back(t * kH * kD + h * kD + d);
+    }
+  }
+  const auto heads = [](Tape& tape, const Tensor& x) {
+    return ops::transpose(tape, ops::reshape(tape, x, {kT, kH, kD}), {1, 0, 2});
+  };
+  check("heads", {kT, kH * kD}, places, {kH, kT, kD}, heads);
+  check("and back", {kT, kH * kD}, counted(kT * kH * kD), {kT, kH * kD},
+        [&](Tape& tape, const Tensor& x) {
+          return ops::reshape(tape, ops::transpose(tape, heads(tape, x), {1, 0, 2}), {kT, kH * kD});
+        });
+}
+
+TEST_P(Layout, ViewsCopyNothing) {
+  const Tensor x = upload(std::vector<double>(24, 1), {2, 3, 4}, DType::kF32);
+  const std::uint64_t before = encoder().counters().dispatches;
+  for (const Tensor& y :
+       {ops::reshape(encoder(), x, {6, 4}), ops::transpose(encoder(), x),
+        ops::slice(encoder(), x, {{}, {2, kEnd, -1}}), ops::expand_dims(encoder(), x, {0}),
+        ops::squeeze(encoder(), x), ops::split(encoder(), x, 2, 2)[0]}) {
+    EXPECT_EQ(y.buffer().address(), x.buffer().address());
+  }
+  EXPECT_EQ(encoder().counters().dispatches, before);
+}
+
+TEST_P(Layout, KeepsTheBits) {
+  const Tensor x = upload({1, 2, 3, 4, 5, 6}, {2, 3}, DType::kI64);
+  EXPECT_EQ(download(ops::concatenate(encoder(), {x, x}, 1)),
+            (std::vector<double>{1, 2, 3, 1, 2, 3, 4, 5, 6, 4, 5, 6}));
+  EXPECT_EQ(download(ops::pad(encoder(), x, {{0, 1}}, 7)),
+            (std::vector<double>{1, 2, 3, 4, 5, 6, 7, 7, 7}));
+}
+
+TEST(LayoutCheck, SaysWhatIsWrong) {
+  const auto x = Tensor::meta({2, 3, 1});
+  const auto f16 = Tensor::meta({2, 3, 1}, DType::kF16);
+  const auto far = Tensor::meta({2, 3, 1}, DType::kF32, Backend::kMetal);
+  const auto deep = Tensor::meta({1, 1, 1, 1, 1, 1, 1, 1});
+  expect_refused({
+      {"negative", ops::reshape_check(x, {-2, 3}), Errc::kShape, "0 or more, or -1 once"},
+      {"two unknown", ops::reshape_check(x, {-1, -1}), Errc::kShape, "at most one -1"},
+      {"count", ops::reshape_check(x, {4}), Errc::kShape, "element count of [2, 3, 1]"},
+      {"no fit", ops::reshape_check(x, {4, -1}), Errc::kShape, "must stay, got [4, -1]"},
+      {"axis", ops::transpose_check(x, {0, 1, 3}), Errc::kArgument, "in [-3, 3), got 3"},
+      {"twice", ops::transpose_check(x, {0, 1, -2}), Errc::kArgument, "each axis once"},
+      {"few", ops::transpose_check(x, {0, 1}), Errc::kArgument, "each of the 3 axes once"},
+      {"many", ops::slice_check(x, {{}, {}, {}, {}}), Errc::kArgument, "got 4"},
+      {"step 0", ops::slice_check(x, {{0, 1, 0}}), Errc::kArgument, "must not be 0"},
+      {"squeeze", ops::squeeze_check(x, {1}), Errc::kShape, "size 1, got axis 1 of [2, 3, 1]"},
+      {"squeeze axis", ops::squeeze_check(x, {5}), Errc::kArgument, "got 5"},
+      {"expand", ops::expand_dims_check(x, {5}), Errc::kArgument, "in [-4, 4), got 5"},
+      {"expand far", ops::expand_dims_check(deep, {0}), Errc::kShape, "at most 8 axes, got 9"},
+      {"none", ops::concatenate_check({}, 0), Errc::kArgument, "got none"},
+      {"along", ops::concatenate_check({x}, 3), Errc::kArgument, "got 3"},
+      {"alike", ops::concatenate_check({x, Tensor::meta({2, 2, 1})}, 0), Errc::kShape,
+       "[2, 3, 1] and [2, 2, 1]"},
+      {"rank", ops::concatenate_check({x, Tensor::meta({2, 3})}, 0), Errc::kShape, "and [2, 3]"},
+      {"types", ops::concatenate_check({x, f16}, 0), Errc::kDType, "f32 and f16; cast"},
+      {"devices", ops::concatenate_check({x, far}, 0), Errc::kDevice, "cpu and metal"},
+      {"stack none", ops::stack_check({}, 0), Errc::kArgument, "got none"},
+      {"stack deep", ops::stack_check({deep}, 0), Errc::kShape, "got 9"},
+      {"stack axis", ops::stack_check({x}, 4), Errc::kArgument, "in [-4, 4), got 4"},
+      {"stack alike", ops::stack_check({x, Tensor::meta({2, 3, 2})}, 0), Errc::kShape, "[2, 3, 2]"},
+      {"split axis", ops::split_check(x, std::vector<std::int64_t>{1}, 3), Errc::kArgument,
+       "got 3"},
+      {"split falls", ops::split_check(x, {2, 1}, 1), Errc::kArgument, "rise from 0 to 3"},
+      {"split past", ops::split_check(x, std::vector<std::int64_t>{4}, 1), Errc::kArgument,
+       "got [4]"},
+      {"unequal", ops::split_check(x, 2, 1), Errc::kArgument, "3 in equal parts, got 2"},
+      {"no parts", ops::split_check(x, 0, 1), Errc::kArgument, "got 0 of them"},
+      {"parts axis", ops::split_check(x, 1, -4), Errc::kArgument, "got -4"},
+      {"pad many", ops::pad_check(x, {{}, {}, {}, {}}), Errc::kArgument, "got 4"},
+      {"pad less", ops::pad_check(x, {{0, -1}}), Errc::kArgument, "0 or more, got 0 and -1"},
+  });
+}
+
+MT_ON_EVERY_BACKEND(Layout);
+
+}  // namespace
+
+std::vector<BenchCase> layout_bench_cases() {
+  std::vector<BenchCase> cases;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const std::int64_t n = 4096, bytes = n * n * static_cast<std::int64_t>(size_of(dtype));
+    const auto with = [&](const char* form, std::int64_t written,
+                          std::function<Tensor(CommandEncoder&, const Tensor&)> op) {
+      cases.push_back(
+          {form, "fwd", "4096x4096", dtype, written, written, 1, 1, [=](CommandEncoder& encoder) {
+             const Tensor x = random_tensor(encoder, {n, n}, dtype, 1);
+             return [=, &encoder] {
+               static_cast<void>(op(encoder, x));
+             };
+           }});
+    };
+    with("transpose", bytes, [](CommandEncoder& encoder, const Tensor& x) {
+      return encoder.contiguous(ops::transpose(encoder, x));
+    });
+    with("concatenate", 2 * bytes, [](CommandEncoder& encoder, const Tensor& x) {
+      return ops::concatenate(encoder, {x, x}, 1);
+    });
+    with("pad", bytes, [](CommandEncoder& encoder, const Tensor& x) {
+      return ops::pad(encoder, x, {{1, 1}, {1, 1}});
+    });
+  }
+  return cases;
+}
+
+}  // namespace mlxtape::test
