@@ -15,7 +15,7 @@ namespace mlxtape {
 
 namespace {
 
-constexpr std::size_t kMostTensors = 16;
+constexpr std::size_t kMostTensors = 384;
 
 constinit const KernelHandle kCopy("copy");
 constinit const KernelHandle kZero("zero");
@@ -57,8 +57,7 @@ class CommandEncoder::Lock {
 };
 
 void CommandEncoder::run(const Kernel& kernel, const void* args, std::size_t args_bytes,
-                         std::initializer_list<TensorRef> in,
-                         std::initializer_list<TensorRef> out) {
+                         std::span<const TensorRef> in, std::span<const TensorRef> out) {
   const Lock lock(*this);
   // A graph that lacks a kernel would be wrong at every replay.
   struct Failed {
@@ -66,7 +65,7 @@ void CommandEncoder::run(const Kernel& kernel, const void* args, std::size_t arg
     bool on = true;
     ~Failed() { encoder.recording_failed_ |= on && encoder.recording_; }
   } failed{*this};
-  std::array<void*, kMostTensors> addresses{};
+  std::array<void*, kMostTensors> addresses;  // NOLINT: as many as there are tensors are set
   if (in.size() + out.size() > kMostTensors) {
     throw Error(Errc::kArgument, kernel.name + ": at most " + std::to_string(kMostTensors) +
                                      " tensors, got " + std::to_string(in.size() + out.size()));

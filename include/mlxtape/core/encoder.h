@@ -20,6 +20,7 @@
 #include <initializer_list>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -83,16 +84,26 @@ class CommandEncoder {
   void download(const Tensor& from, void* host, std::size_t bytes);
 
   // Runs a kernel. The order of in and out is the kernel's contract; args is copied. A tensor
-  // that is not on this encoder's device is an error, and so are more than 16 in all.
+  // that is not on this encoder's device is an error, and so are more than 384 in all.
   template <class Args>
   void dispatch(const Kernel& kernel, const Args& args, std::initializer_list<TensorRef> in,
                 std::initializer_list<TensorRef> out) {
+    dispatch(kernel, args, std::span(in.begin(), in.size()), std::span(out.begin(), out.size()));
+  }
+  template <class Args>
+  void dispatch(const Kernel& kernel, const Args& args, std::span<const TensorRef> in,
+                std::span<const TensorRef> out) {
     run(kernel, &args, sizeof(Args), in, out);
   }
   template <class Args>
   void dispatch(const KernelHandle& handle, DType dtype, const Args& args,
                 std::initializer_list<TensorRef> in, std::initializer_list<TensorRef> out) {
-    run(handle.get(backend(), dtype), &args, sizeof(Args), in, out);
+    dispatch(handle.get(backend(), dtype), args, in, out);
+  }
+  template <class Args>
+  void dispatch(const KernelHandle& handle, DType dtype, const Args& args,
+                std::span<const TensorRef> in, std::span<const TensorRef> out) {
+    dispatch(handle.get(backend(), dtype), args, in, out);
   }
 
   void commit();
@@ -127,7 +138,7 @@ class CommandEncoder {
 
  private:
   void run(const Kernel& kernel, const void* args, std::size_t args_bytes,
-           std::initializer_list<TensorRef> in, std::initializer_list<TensorRef> out);
+           std::span<const TensorRef> in, std::span<const TensorRef> out);
   void check_not_recording(const char* what) const;
   void check_transfer(const Tensor& t, std::size_t bytes, const char* what) const;
 

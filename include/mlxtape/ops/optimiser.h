@@ -1,0 +1,73 @@
+// optimiser: steps of AdamW, Adam and SGD over many parameters at once, and the norm of their gradients.
+//
+// Formula    t       counts steps from 1; lr is the learning rate; s the factor of the gradients (1 without)
+//            adamw   g = s·grad; m ← β₁·m + (1−β₁)·g; v ← β₂·v + (1−β₂)·g²
+//                    w ← w·(1 − lr·decay) − lr·m·c₁ / (√v·c₂ + eps)
+//                    c₁ = 1 / (1−β₁ᵗ), c₂ = 1 / √(1−β₂ᵗ) with bias correction, else both 1
+//            sgd     g = s·grad + decay·w; without momentum w ← w − lr·g
+//                    v ← momentum·v + (1−dampening)·g; w ← w − lr·(nesterov ? g + momentum·v : v)
+//            norm    √(Σ grad²) over all elements of all tensors; scale = min(1, most / (norm + 1e-6))
+// Gradient   none: a step is the end of a gradient's way
+// Layout     parameters, gradients and states of one shape each, contiguous; lr, t, s, norm, scale: one number.
+//            Parameters and states are written in place.
+// Types      w: f32, f16, bf16. grad: as w, or f32. m, v, master: f32. lr, s, norm, scale: f32; t: i32. With a master
+//            copy the step is made there, and w is it rounded; without, w itself is rounded each time.
+// Cost       adamw: reads w or master, grad, m, v; writes them but grad. norm: reads grad.
+// Limits     lr, t and s are read on the device, so a step can be captured once and replayed with a new rate.
+//            advance adds 1 to t: before each step. A gradient that is not finite makes w so: look at norm.
+//            The norm of gradients past 1.8e19 is inf.
+#pragma once
+
+#include <vector>
+
+#include "mlxtape/base/error.h"
+#include "mlxtape/core/encoder.h"
+
+namespace mlxtape::ops {
+
+struct AdamWOptions {
+  float beta1 = 0.9F, beta2 = 0.999F, eps = 1e-8F;
+  float weight_decay = 0.01F;    // 0: Adam
+  bool bias_correction = false;  // as MLX
+};
+
+struct AdamWSlot {
+  Tensor w, grad, m, v;
+  Tensor master = {};  // f32, for a 16-bit w; not defined: none
+};
+
+struct SgdOptions {
+  float momentum = 0, weight_decay = 0, dampening = 0;
+  bool nesterov = false;
+};
+
+struct SgdSlot {
+  Tensor w, grad;
+  Tensor v = {};  // not defined without momentum
+  Tensor master = {};
+};
+
+// What all slots of a step share; scale not defined: 1.
+struct StepNumbers {
+  Tensor lr, t;
+  Tensor scale = {};
+};
+
+Check adamw_step_check(const std::vector<AdamWSlot>& slots, const StepNumbers& numbers,
+                       const AdamWOptions& options);
+Check sgd_step_check(const std::vector<SgdSlot>& slots, const StepNumbers& numbers,
+                     const SgdOptions& options);
+Check grad_norm_check(const std::vector<Tensor>& grads);
+
+void adamw_step(CommandEncoder& encoder, const std::vector<AdamWSlot>& slots,
+                const StepNumbers& numbers, const AdamWOptions& options = {});
+void sgd_step(CommandEncoder& encoder, const std::vector<SgdSlot>& slots,
+              const StepNumbers& numbers, const SgdOptions& options = {});
+void advance(CommandEncoder& encoder, const Tensor& t);
+
+struct GradNorm {
+  Tensor norm, scale;  // one f32 each
+};
+GradNorm grad_norm(CommandEncoder& encoder, const std::vector<Tensor>& grads, float most);
+
+}  // namespace mlxtape::ops

@@ -1,0 +1,261 @@
+#include "mlxtape/ops/optimiser.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <string>
+
+#include "optimiser_args.h"
+
+namespace mlxtape::ops {
+
+namespace {
+
+constinit const KernelHandle kAdamW("optimiser_adamw");
+constinit const KernelHandle kSgd("optimiser_sgd");
+constinit const KernelHandle kSquares("optimiser_squares");
+constinit const KernelHandle kNorm("optimiser_norm");
+constinit const KernelHandle kAdvance("optimiser_advance");
+
+Error wrong(Errc code, const std::string& what) { return {code, "optimiser: " + what}; }
+
+std::string of(std::size_t slot) { return " of parameter " + std::to_string(slot); }
+
+Check check_number(const char* name, const Tensor& t, DType dtype, Backend backend) {
+  if (t.size() != 1 || t.dtype() != dtype) {
+    return wrong(t.dtype() != dtype ? Errc::kDType : Errc::kShape,
+                 std::string(name) + " must be one " + name_of(dtype) + ", got " +
+                     to_string(t.shape()) + " " + name_of(t.dtype()));
+  }
+  if (t.backend() != backend) {
+    return wrong(Errc::kDevice, std::string(name) + " must be where the parameters are");
+  }
+  return std::nullopt;
+}
+
+Check check_state(const char* name, const Tensor& t, const Tensor& w, DType dtype,
+                  std::size_t slot) {
+  if (!(t.shape() == w.shape())) {
+    return wrong(Errc::kShape, std::string(name) + of(slot) + " must have its shape " +
+                                   to_string(w.shape()) + ", got " + to_string(t.shape()));
+  }
+  if (t.dtype() != dtype) {
+    return wrong(Errc::kDType, std::string(name) + of(slot) + " must be " + name_of(dtype) +
+                                   ", got " + name_of(t.dtype()));
+  }
+  if (!t.is_contiguous()) {
+    return wrong(Errc::kShape, std::string(name) + of(slot) + " must be contiguous, got strides " +
+                                   to_string(t.strides()));
+  }
+  if (t.backend() != w.backend()) {
+    return wrong(Errc::kDevice, std::string(name) + of(slot) + " must be where it is, " +
+                                    name_of(w.backend()) + ", got " + name_of(t.backend()));
+  }
+  return std::nullopt;
+}
+
+Check check_parameter(const Tensor& w, const Tensor& grad, const Tensor& master, Backend backend,
+                      std::size_t slot) {
+  if (!is_kernel_float(w.dtype())) {
+    return wrong(Errc::kDType,
+                 "w" + of(slot) + " must be f32, f16 or bf16, got " + name_of(w.dtype()));
+  }
+  if (w.backend() != backend) {
+    return wrong(Errc::kDevice, "w" + of(slot) + " must be where the first is, " +
+                                    name_of(backend) + ", got " + name_of(w.backend()));
+  }
+  if (const Check check = check_state("w", w, w, w.dtype(), slot)) return check;
+  const DType grad_type = grad.dtype() == DType::kF32 ? DType::kF32 : w.dtype();
+  if (const Check check = check_state("grad", grad, w, grad_type, slot)) return check;
+  if (!master.defined()) return std::nullopt;
+  return check_state("master", master, w, DType::kF32, slot);
+}
+
+Check check_numbers(const StepNumbers& numbers, Backend backend, bool has_t) {
+  if (const Check check = check_number("lr", numbers.lr, DType::kF32, backend)) return check;
+  if (has_t) {
+    if (const Check check = check_number("t", numbers.t, DType::kI32, backend)) return check;
+  }
+  if (!numbers.scale.defined()) return std::nullopt;
+  return check_number("scale", numbers.scale, DType::kF32, backend);
+}
+
+Check check_rate(const char* name, float value) {
+  if (value >= 0 && value < 1) return std::nullopt;
+  return wrong(Errc::kArgument,
+               std::string(name) + " must be in [0, 1), got " + std::to_string(value));
+}
+
+// Calls body(first, count) for runs of at most kOptimiserMost numbers in [0, n) that key is the same for.
+void in_groups(std::size_t n, const std::function<int(std::size_t)>& key,
+               const std::function<void(const std::vector<std::size_t>&)>& body) {
+  std::vector<std::vector<std::size_t>> open;
+  std::vector<int> keys;
+  for (std::size_t i = 0; i < n; ++i) {
+    const int k = key(i);
+    const auto at = static_cast<std::size_t>(std::find(keys.begin(), keys.end(), k) - keys.begin());
+    if (at == keys.size()) {
+      keys.push_back(k);
+      open.emplace_back();
+    }
+    open[at].push_back(i);
+    if (open[at].size() == kOptimiserMost) {
+      body(open[at]);
+      open[at].clear();
+    }
+  }
+  for (const auto& group : open) {
+    if (!group.empty()) body(group);
+  }
+}
+
+int kind_of(const Tensor& w, const Tensor& grad, const Tensor& master) {
+  return static_cast<int>(w.dtype()) * 4 + (grad.dtype() == DType::kF32 ? 2 : 0) +
+         (master.defined() ? 1 : 0);
+}
+
+}  // namespace
+
+Check adamw_step_check(const std::vector<AdamWSlot>& slots, const StepNumbers& numbers,
+                       const AdamWOptions& options) {
+  if (const Check check = check_rate("beta1", options.beta1)) return check;
+  if (const Check check = check_rate("beta2", options.beta2)) return check;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const AdamWSlot& s = slots[i];
+    if (const Check check = check_parameter(s.w, s.grad, s.master, slots[0].w.backend(), i)) {
+      return check;
+    }
+    if (const Check check = check_state("m", s.m, s.w, DType::kF32, i)) return check;
+    if (const Check check = check_state("v", s.v, s.w, DType::kF32, i)) return check;
+  }
+  if (slots.empty()) return std::nullopt;
+  return check_numbers(numbers, slots[0].w.backend(), true);
+}
+
+Check sgd_step_check(const std::vector<SgdSlot>& slots, const StepNumbers& numbers,
+                     const SgdOptions& options) {
+  if (const Check check = check_rate("momentum", options.momentum)) return check;
+  if (options.nesterov && (options.momentum == 0 || options.dampening != 0)) {
+    return wrong(Errc::kArgument, "nesterov needs momentum and no dampening");
+  }
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const SgdSlot& s = slots[i];
+    if (const Check check = check_parameter(s.w, s.grad, s.master, slots[0].w.backend(), i)) {
+      return check;
+    }
+    if (options.momentum == 0) continue;
+    if (const Check check = check_state("v", s.v, s.w, DType::kF32, i)) return check;
+  }
+  if (slots.empty()) return std::nullopt;
+  return check_numbers(numbers, slots[0].w.backend(), false);
+}
+
+Check grad_norm_check(const std::vector<Tensor>& grads) {
+  if (grads.empty()) return wrong(Errc::kArgument, "a norm needs gradients, got none");
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    if (!is_kernel_float(grads[i].dtype())) {
+      return wrong(Errc::kDType,
+                   "grad" + of(i) + " must be f32, f16 or bf16, got " + name_of(grads[i].dtype()));
+    }
+    if (const Check check = check_state("grad", grads[i], grads[i], grads[i].dtype(), i)) {
+      return check;
+    }
+    if (grads[i].backend() != grads[0].backend()) {
+      return wrong(Errc::kDevice, "grad" + of(i) + " must be where the first is, " +
+                                      name_of(grads[0].backend()) + ", got " +
+                                      name_of(grads[i].backend()));
+    }
+  }
+  return std::nullopt;
+}
+
+void adamw_step(CommandEncoder& encoder, const std::vector<AdamWSlot>& slots,
+                const StepNumbers& numbers, const AdamWOptions& options) {
+  require(adamw_step_check(slots, numbers, options));
+  const auto key = [&](std::size_t i) {
+    return kind_of(slots[i].w, slots[i].grad, slots[i].master);
+  };
+  in_groups(slots.size(), key, [&](const std::vector<std::size_t>& group) {
+    const AdamWSlot& first = slots[group[0]];
+    OptimiserArgs args{};
+    args.count = static_cast<std::int64_t>(group.size());
+    args.f32_grads = first.grad.dtype() == DType::kF32;
+    args.has_master = first.master.defined();
+    args.beta1 = options.beta1;
+    args.beta2 = options.beta2;
+    args.eps = options.eps;
+    args.weight_decay = options.weight_decay;
+    args.log_beta1 = static_cast<float>(std::log(static_cast<double>(options.beta1)));
+    args.log_beta2 = static_cast<float>(std::log(static_cast<double>(options.beta2)));
+    args.bias_correction = options.bias_correction;
+    std::vector<TensorRef> in{numbers.lr, numbers.t, numbers.scale}, out;
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      const AdamWSlot& s = slots[group[i]];
+      args.sizes[i] = s.w.size();
+      in.emplace_back(s.grad);
+      out.insert(out.end(), {s.w, s.m, s.v, s.master});
+    }
+    encoder.dispatch(kAdamW, first.w.dtype(), args, in, out);
+  });
+}
+
+void sgd_step(CommandEncoder& encoder, const std::vector<SgdSlot>& slots,
+              const StepNumbers& numbers, const SgdOptions& options) {
+  require(sgd_step_check(slots, numbers, options));
+  const auto key = [&](std::size_t i) {
+    return kind_of(slots[i].w, slots[i].grad, slots[i].master);
+  };
+  in_groups(slots.size(), key, [&](const std::vector<std::size_t>& group) {
+    const SgdSlot& first = slots[group[0]];
+    OptimiserArgs args{};
+    args.count = static_cast<std::int64_t>(group.size());
+    args.f32_grads = first.grad.dtype() == DType::kF32;
+    args.has_master = first.master.defined();
+    args.beta1 = options.momentum;
+    args.eps = 1 - options.dampening;
+    args.weight_decay = options.weight_decay;
+    args.bias_correction = options.nesterov;
+    args.has_momentum = options.momentum != 0;
+    std::vector<TensorRef> in{numbers.lr, numbers.scale}, out;
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      const SgdSlot& s = slots[group[i]];
+      args.sizes[i] = s.w.size();
+      in.emplace_back(s.grad);
+      out.insert(out.end(), {s.w, s.v, s.master});
+    }
+    encoder.dispatch(kSgd, first.w.dtype(), args, in, out);
+  });
+}
+
+void advance(CommandEncoder& encoder, const Tensor& t) {
+  require(check_number("t", t, DType::kI32, encoder.backend()));
+  encoder.dispatch(kAdvance, DType::kI32, NormArgs{}, {}, {t});
+}
+
+GradNorm grad_norm(CommandEncoder& encoder, const std::vector<Tensor>& grads, float most) {
+  require(grad_norm_check(grads));
+  std::vector<std::vector<std::size_t>> groups;
+  in_groups(
+      grads.size(), [&](std::size_t i) { return static_cast<int>(grads[i].dtype()); },
+      [&](const std::vector<std::size_t>& group) { groups.push_back(group); });
+  const auto count = static_cast<std::int64_t>(groups.size());
+  const Tensor sums = encoder.empty({count}, DType::kF32);
+  for (std::int64_t g = 0; g < count; ++g) {
+    const auto& group = groups[static_cast<std::size_t>(g)];
+    OptimiserArgs args{};
+    args.count = static_cast<std::int64_t>(group.size());
+    std::vector<TensorRef> in;
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      args.sizes[i] = grads[group[i]].size();
+      in.emplace_back(grads[group[i]]);
+    }
+    const Tensor sum = sums.slice(0, g, g + 1);
+    const TensorRef out[] = {sum};
+    encoder.dispatch(kSquares, grads[group[0]].dtype(), args, in, out);
+  }
+  GradNorm result{encoder.empty({1}, DType::kF32), encoder.empty({1}, DType::kF32)};
+  encoder.dispatch(kNorm, DType::kF32, NormArgs{count, most}, {sums}, {result.norm, result.scale});
+  return result;
+}
+
+}  // namespace mlxtape::ops

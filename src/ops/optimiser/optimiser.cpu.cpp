@@ -1,0 +1,200 @@
+// CPU kernels of optimiser (formulas: mlxtape/ops/optimiser.h). Pieces of all parameters over threads; each
+// vector is read, stepped and written once. Bound by memory.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/optimiser/optimiser.cpu.cpp"
+#include <hwy/foreach_target.h>
+
+#include <cmath>
+
+#include "backends/cpu/device/simd-inl.h"
+#include "mlxtape/core/registry.h"
+#include "mlxtape/core/threads.h"
+#include "optimiser_args.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace mlxtape::ops::HWY_NAMESPACE {
+namespace {
+
+HWY_INLINE VF root(VF v) { return hn::Sqrt(v); }
+#undef MT_STEP
+#define MT_STEP HWY_INLINE
+#include "optimiser_formula.h"  // NOLINT: inside this namespace, once for each target
+
+// Calls body(parameter, first, count) for every piece of every parameter.
+template <class Body>
+void for_pieces(const OptimiserArgs& args, const Body& body) {
+  std::int64_t ends[kOptimiserMost];
+  std::int64_t all = 0;
+  for (std::int64_t p = 0; p < args.count; ++p) ends[p] = all += optimiser_pieces(args.sizes[p]);
+  parallel_for(all, [&](std::int64_t task) {
+    const std::int64_t p = std::upper_bound(ends, ends + args.count, task) - ends;
+    const std::int64_t first = (task - (p == 0 ? 0 : ends[p - 1])) * kOptimiserPiece;
+    body(static_cast<std::size_t>(p), first, task,
+         static_cast<std::size_t>(std::min(kOptimiserPiece, args.sizes[p] - first)));
+  });
+}
+
+// Calls step(g, w, ...) on vectors of a piece: load, step, store; the last may be a part. master null: w itself.
+template <class T, class G, class Step>
+HWY_INLINE void step_piece(T* w, float* master, const G* g, std::size_t n, const Step& step) {
+  const DF d;
+  for_row(
+      d, n,
+      [&](std::size_t i) HWY_ATTR {
+        VF value = master != nullptr ? load(d, master + i) : load(d, w + i);
+        step(i, hn::Lanes(d), load(d, g + i), value);
+        if (master != nullptr) store(d, value, master + i);
+        store(d, value, w + i);
+      },
+      [&](std::size_t i, std::size_t count) HWY_ATTR {
+        VF value = master != nullptr ? load_n(d, master + i, count) : load_n(d, w + i, count);
+        step(i, count, load_n(d, g + i, count), value);
+        if (master != nullptr) store_n(d, value, master + i, count);
+        store_n(d, value, w + i, count);
+      });
+}
+
+HWY_INLINE VF load_some(DF d, const float* p, std::size_t count) {
+  return count == hn::Lanes(d) ? load(d, p) : load_n(d, p, count);
+}
+HWY_INLINE void store_some(DF d, VF v, float* p, std::size_t count) {
+  count == hn::Lanes(d) ? store(d, v, p) : store_n(d, v, p, count);
+}
+
+template <class T, class G>
+void adamw_all(const KernelCall& call) {
+  const auto& args = call.as<OptimiserArgs>();
+  const float lr = *call.input<float>(0);
+  const auto t = static_cast<float>(*call.input<std::int32_t>(1));
+  const float scale = call.in[2] == nullptr ? 1 : *call.input<float>(2);
+  const bool corrects = args.bias_correction != 0;
+  const float c1 = corrects ? -1 / std::expm1(t * args.log_beta1) : 1;
+  const float c2 = corrects ? 1 / std::sqrt(-std::expm1(t * args.log_beta2)) : 1;
+  for_pieces(args, [&](std::size_t p, std::int64_t first, std::int64_t, std::size_t n) HWY_ATTR {
+    const DF d;
+    const AdamWRates<VF> rates{hn::Set(d, 1 - lr * args.weight_decay),
+                               hn::Set(d, args.beta1),
+                               hn::Set(d, 1 - args.beta1),
+                               hn::Set(d, args.beta2),
+                               hn::Set(d, 1 - args.beta2),
+                               hn::Set(d, lr * c1),
+                               hn::Set(d, c2),
+                               hn::Set(d, args.eps)};
+    const VF factor = hn::Set(d, scale);
+    float* m = call.output<float>(4 * p + 1) + first;
+    float* v = call.output<float>(4 * p + 2) + first;
+    float* master = call.output<float>(4 * p + 3);
+    step_piece(call.output<T>(4 * p) + first, master == nullptr ? nullptr : master + first,
+               call.input<G>(3 + p) + first, n,
+               [&](std::size_t i, std::size_t count, VF g, VF& w) HWY_ATTR {
+                 VF vm = load_some(d, m + i, count), vv = load_some(d, v + i, count);
+                 adamw(rates, hn::Mul(g, factor), w, vm, vv);
+                 store_some(d, vm, m + i, count);
+                 store_some(d, vv, v + i, count);
+               });
+  });
+}
+
+template <class T, class G>
+void sgd_all(const KernelCall& call) {
+  const auto& args = call.as<OptimiserArgs>();
+  const float lr = *call.input<float>(0);
+  const float scale = call.in[1] == nullptr ? 1 : *call.input<float>(1);
+  for_pieces(args, [&](std::size_t p, std::int64_t first, std::int64_t, std::size_t n) HWY_ATTR {
+    const DF d;
+    const SgdRates<VF> rates{hn::Set(d, lr), hn::Set(d, args.weight_decay), hn::Set(d, args.beta1),
+                             hn::Set(d, args.eps)};
+    const VF factor = hn::Set(d, scale);
+    const bool has_momentum = args.has_momentum != 0, nesterov = args.bias_correction != 0;
+    float* v = has_momentum ? call.output<float>(3 * p + 1) + first : nullptr;
+    float* master = call.output<float>(3 * p + 2);
+    step_piece(call.output<T>(3 * p) + first, master == nullptr ? nullptr : master + first,
+               call.input<G>(2 + p) + first, n,
+               [&](std::size_t i, std::size_t count, VF g, VF& w) HWY_ATTR {
+                 VF vv = has_momentum ? load_some(d, v + i, count) : hn::Zero(d);
+                 sgd(rates, has_momentum, nesterov, hn::Mul(g, factor), w, vv);
+                 if (has_momentum) store_some(d, vv, v + i, count);
+               });
+  });
+}
+
+template <class T>
+void adamw_step(const KernelCall& call) {
+  call.as<OptimiserArgs>().f32_grads != 0 ? adamw_all<T, float>(call) : adamw_all<T, T>(call);
+}
+template <class T>
+void sgd_step(const KernelCall& call) {
+  call.as<OptimiserArgs>().f32_grads != 0 ? sgd_all<T, float>(call) : sgd_all<T, T>(call);
+}
+
+// A sum for each piece, then the sum of those in order.
+template <class T>
+void squares(const KernelCall& call) {
+  const auto& args = call.as<OptimiserArgs>();
+  auto* sums = static_cast<float*>(call.workspace);
+  std::int64_t all = 0;
+  for (std::int64_t p = 0; p < args.count; ++p) all += optimiser_pieces(args.sizes[p]);
+  for_pieces(args,
+             [&](std::size_t p, std::int64_t first, std::int64_t task, std::size_t n) HWY_ATTR {
+               const DF d;
+               const T* g = call.input<T>(p) + first;
+               VF a = hn::Zero(d), b = a;
+               const std::size_t lanes = hn::Lanes(d);
+               std::size_t i = 0;
+               for (; i + 2 * lanes <= n; i += 2 * lanes) {
+                 const VF x = load(d, g + i), y = load(d, g + i + lanes);
+                 a = hn::MulAdd(x, x, a);
+                 b = hn::MulAdd(y, y, b);
+               }
+               for (std::size_t count; i < n; i += count) {
+                 count = std::min(lanes, n - i);
+                 const VF x = load_n(d, g + i, count);
+                 a = hn::MulAdd(x, x, a);
+               }
+               sums[task] = sum_lanes(d, hn::Add(a, b));
+             });
+  double sum = 0;
+  for (std::int64_t i = 0; i < all; ++i) sum += sums[i];
+  *call.output<float>(0) = static_cast<float>(sum);
+}
+
+std::size_t squares_workspace(const void* args) {
+  const auto& a = *static_cast<const OptimiserArgs*>(args);
+  std::int64_t all = 0;
+  for (std::int64_t p = 0; p < a.count; ++p) all += optimiser_pieces(a.sizes[p]);
+  return static_cast<std::size_t>(all) * sizeof(float);
+}
+
+void norm(const KernelCall& call) {
+  const auto& args = call.as<NormArgs>();
+  double sum = 0;
+  for (std::int64_t i = 0; i < args.sums; ++i) sum += call.input<float>(0)[i];
+  const auto norm = static_cast<float>(std::sqrt(sum));
+  *call.output<float>(0) = norm;
+  *call.output<float>(1) = std::min(1.0F, args.most / (norm + 1e-6F));
+}
+
+void advance_by_one(const KernelCall& call) { ++*call.output<std::int32_t>(0); }
+
+template <class T>
+void add_kernels(KernelRegistry& registry) {
+  const std::string type = name_of(kDType<T>);
+  registry.add(Backend::kCpu, "optimiser_adamw_" + type, adamw_step<T>);
+  registry.add(Backend::kCpu, "optimiser_sgd_" + type, sgd_step<T>);
+  registry.add(Backend::kCpu, "optimiser_squares_" + type, squares<T>, squares_workspace);
+}
+
+}  // namespace
+
+void register_optimiser(KernelRegistry& registry) {
+  add_kernels<float>(registry);
+  add_kernels<F16>(registry);
+  add_kernels<BF16>(registry);
+  registry.add(Backend::kCpu, "optimiser_norm_f32", norm);
+  registry.add(Backend::kCpu, "optimiser_advance_i32", advance_by_one);
+}
+
+}  // namespace mlxtape::ops::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+MT_REGISTER_CPU_KERNELS(optimiser)

@@ -1,0 +1,36 @@
+// Arguments of the optimiser's kernels. One call serves up to kMost parameters, cut into pieces of kPiece
+// elements, so that a thousand small ones cost one launch and a large one fills the machine.
+//
+// Tensors of adamw: in  lr, t, scale, then grad of each; out w, m, v, master of each.
+//         of sgd:   in  lr, scale, then grad of each;    out w, v, master of each.
+//         of squares: in each gradient; out one sum.  norm: in sums; out norm, scale.
+#pragma once
+
+#include <cstdint>
+
+namespace mlxtape::ops {
+
+constexpr int kOptimiserMost = 64;
+constexpr std::int64_t kOptimiserPiece = 16384;
+
+struct OptimiserArgs {
+  std::int64_t count;
+  std::int64_t sizes[kOptimiserMost];
+  std::int32_t f32_grads;  // else as w
+  std::int32_t has_master;
+  float beta1, beta2, eps, weight_decay;  // beta1: momentum of sgd; eps: its 1 − dampening
+  float log_beta1, log_beta2;
+  std::int32_t bias_correction;  // nesterov of sgd
+  std::int32_t has_momentum;
+};
+
+struct NormArgs {
+  std::int64_t sums;
+  float most;
+};
+
+inline std::int64_t optimiser_pieces(std::int64_t size) {
+  return (size + kOptimiserPiece - 1) / kOptimiserPiece;
+}
+
+}  // namespace mlxtape::ops

@@ -1,0 +1,303 @@
+#include "mlxtape/ops/optimiser.h"
+
+#include <cmath>
+
+#include "support/op_test.h"
+
+namespace mlxtape::test {
+namespace {
+
+using ops::AdamWOptions;
+using ops::AdamWSlot;
+using ops::SgdOptions;
+using ops::SgdSlot;
+
+using Values = std::vector<double>;
+
+// One element's step in double, each result with the size of its terms.
+struct AdamWRef {
+  Ref w, m, v;
+};
+AdamWRef adamw(double w, double g, double m, double v, double lr, int t, const AdamWOptions& o) {
+  const double b1 = o.beta1, b2 = o.beta2;
+  AdamWRef r{};
+  r.m = {b1 * m + (1 - b1) * g, std::abs(b1 * m) + std::abs((1 - b1) * g)};
+  r.v.value = r.v.scale = b2 * v + (1 - b2) * g * g;
+  const double c1 = o.bias_correction ? 1 / (1 - std::pow(b1, t)) : 1;
+  const double c2 = o.bias_correction ? 1 / std::sqrt(1 - std::pow(b2, t)) : 1;
+  const double under = std::sqrt(r.v.value) * c2 + static_cast<double>(o.eps);
+  const double keep = w * (1 - lr * static_cast<double>(o.weight_decay));
+  r.w = {keep - lr * c1 * r.m.value / under, std::abs(keep) + lr * c1 * r.m.scale / under};
+  return r;
+}
+
+class Optimiser : public OnDevice {
+ protected:
+  Tensor number(double v) { return upload({v}, {1}, DType::kF32); }
+  Tensor count(int t) { return upload({static_cast<double>(t)}, {1}, DType::kI32); }
+
+  // Parameters of these sizes at once; offset moves every array past an aligned address.
+  void check_adamw(DType dtype, DType grads, bool master, const AdamWOptions& o,
+                   const std::vector<std::int64_t>& sizes, double scale = 1,
+                   std::int64_t offset = 0) {
+    Noise noise(sizes.size() + static_cast<std::uint64_t>(offset));
+    constexpr int kStep = 3;
+    const double lr = round_to(DType::kF32, 0.03);
+    std::vector<AdamWSlot> slots;
+    std::vector<Values> w, g, m, v;
+    for (const std::int64_t n : sizes) {
+      w.push_back(random_values(noise, n, master ? DType::kF32 : dtype));
+      g.push_back(random_values(noise, n, grads));
+      m.push_back(random_values(noise, n, DType::kF32));
+      v.push_back(random_values(noise, n, DType::kF32));
+      for (double& x : v.back()) x = std::abs(x);
+      AdamWSlot s{upload(w.back(), {n}, dtype, offset), upload(g.back(), {n}, grads, offset),
+                  upload(m.back(), {n}, DType::kF32, offset),
+                  upload(v.back(), {n}, DType::kF32, offset)};
+      if (master) s.master = upload(w.back(), {n}, DType::kF32, offset);
+      slots.push_back(s);
+    }
+    const Tensor t = count(kStep - 1);
+    ops::advance(encoder(), t);
+    ops::adamw_step(encoder(), slots, {number(lr), t, scale == 1 ? Tensor() : number(scale)}, o);
+    for (std::size_t p = 0; p < sizes.size(); ++p) {
+      Refs want_w, want_m, want_v;
+      for (std::size_t i = 0; i < w[p].size(); ++i) {
+        const AdamWRef r = adamw(w[p][i], g[p][i] * scale, m[p][i], v[p][i], lr, kStep, o);
+        want_w.push_back(r.w);
+        want_m.push_back(r.m);
+        want_v.push_back(r.v);
+      }
+      const std::string at = std::string(name_of(dtype)) + " parameter " + std::to_string(p);
+      expect_close("m " + at, download(slots[p].m), want_m, DType::kF32, 4);
+      expect_close("v " + at, download(slots[p].v), want_v, DType::kF32, 4);
+      expect_close("w " + at, download(slots[p].w), want_w, dtype, 16);
+      if (master) expect_close("master " + at, download(slots[p].master), want_w, DType::kF32, 16);
+    }
+  }
+};
+
+const std::vector<std::int64_t> kSizes = {1, 0, 33, 5000, 16384, 16385, 40001};
+
+TEST_P(Optimiser, AdamWMatchesOracleForEveryType) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    check_adamw(dtype, dtype, false, {}, kSizes);
+    check_adamw(dtype, DType::kF32, false, {}, kSizes, 0.25);
+    check_adamw(dtype, dtype, true, {.bias_correction = true}, kSizes, 0.5, 1);
+    check_adamw(dtype, DType::kF32, true, {.weight_decay = 0, .bias_correction = true}, kSizes);
+  }
+}
+
+TEST_P(Optimiser, AdamWOverManyParameters) {
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t i = 0; i < 150; ++i) sizes.push_back(17 + i % 40);
+  check_adamw(DType::kF32, DType::kF32, false, {}, sizes);
+  check_adamw(DType::kBF16, DType::kBF16, true, {}, sizes);
+}
+
+TEST_P(Optimiser, KindsMayBeMixed) {
+  const auto slot = [&](DType dtype, DType grad) {
+    return AdamWSlot{upload({1, 2}, {2}, dtype), upload({1, 1}, {2}, grad),
+                     upload({0, 0}, {2}, DType::kF32), upload({0, 0}, {2}, DType::kF32)};
+  };
+  const std::vector<AdamWSlot> slots = {slot(DType::kF32, DType::kF32),
+                                        slot(DType::kBF16, DType::kBF16),
+                                        slot(DType::kBF16, DType::kF32)};
+  ops::adamw_step(encoder(), slots, {number(0.5), count(1)},
+                  {.weight_decay = 0, .bias_correction = true});
+  for (const AdamWSlot& s : slots) {
+    const Values w = download(s.w);
+    EXPECT_NEAR(w[0], 0.5, 1e-2);  // the first step is lr long
+    EXPECT_NEAR(w[1], 1.5, 1e-2);
+  }
+}
+
+TEST_P(Optimiser, SgdMatchesOracle) {
+  const SgdOptions forms[] = {{},
+                              {.weight_decay = 0.1F},
+                              {.momentum = 0.9F},
+                              {.momentum = 0.9F, .weight_decay = 0.1F, .dampening = 0.3F},
+                              {.momentum = 0.9F, .weight_decay = 0.1F, .nesterov = true}};
+  for (const SgdOptions& o : forms) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const bool master : {false, true}) {
+        Noise noise(9);
+        const double lr = round_to(DType::kF32, 0.1), scale = 0.5;
+        std::vector<SgdSlot> slots;
+        std::vector<Values> w, g, v;
+        for (const std::int64_t n : kSizes) {
+          w.push_back(random_values(noise, n, master ? DType::kF32 : dtype));
+          g.push_back(random_values(noise, n, dtype));
+          v.push_back(random_values(noise, n, DType::kF32));
+          SgdSlot s{upload(w.back(), {n}, dtype), upload(g.back(), {n}, dtype)};
+          if (o.momentum != 0) s.v = upload(v.back(), {n}, DType::kF32);
+          if (master) s.master = upload(w.back(), {n}, DType::kF32);
+          slots.push_back(s);
+        }
+        ops::sgd_step(encoder(), slots, {number(lr), {}, number(scale)}, o);
+        for (std::size_t p = 0; p < kSizes.size(); ++p) {
+          Refs want_w, want_v;
+          for (std::size_t i = 0; i < w[p].size(); ++i) {
+            const double decay = o.weight_decay, momentum = o.momentum, rest = 1 - o.dampening;
+            const double grad = scale * g[p][i] + decay * w[p][i];
+            const double size = std::abs(scale * g[p][i]) + std::abs(decay * w[p][i]);
+            const double moved = momentum * v[p][i] + rest * grad;
+            const double moved_size = std::abs(momentum * v[p][i]) + rest * size;
+            want_v.push_back({moved, moved_size});
+            double step = grad, step_size = size;
+            if (momentum != 0) {
+              step = o.nesterov ? grad + momentum * moved : moved;
+              step_size = o.nesterov ? size + momentum * moved_size : moved_size;
+            }
+            want_w.push_back({w[p][i] - lr * step, std::abs(w[p][i]) + lr * step_size});
+          }
+          expect_close("w", download(slots[p].w), want_w, dtype, 8);
+          if (o.momentum != 0) expect_close("v", download(slots[p].v), want_v, DType::kF32, 4);
+          if (master) expect_close("master", download(slots[p].master), want_w, DType::kF32, 8);
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Optimiser, NormIsThatOfAllGradients) {
+  Noise noise(4);
+  for (const std::int64_t offset : {0, 1}) {
+    std::vector<Tensor> grads;
+    double sum = 0;
+    std::int64_t n = 0;
+    for (int i = 0; i < 70; ++i) {
+      const DType dtype = i % 3 == 0 ? DType::kBF16 : i % 3 == 1 ? DType::kF32 : DType::kF16;
+      const std::int64_t size = i == 5 ? 50000 : i == 6 ? 0 : 100 + i;
+      const Values g = random_values(noise, size, dtype);
+      for (const double x : g) sum += x * x;
+      n += size;
+      grads.push_back(upload(g, {size}, dtype, offset));
+    }
+    const auto got = ops::grad_norm(encoder(), grads, 1);
+    const double norm = std::sqrt(sum);
+    expect_close("norm", download(got.norm), {{norm, norm}}, DType::kF32, n);
+    expect_close("scale", download(got.scale), {{1 / (norm + 1e-6), 1 / norm}}, DType::kF32, n);
+    EXPECT_EQ(download(ops::grad_norm(encoder(), grads, 1e6F).scale), Values{1});
+  }
+  const auto bad = ops::grad_norm(encoder(), {upload({1, NAN}, {2}, DType::kF32)}, 1);
+  EXPECT_TRUE(std::isnan(download(bad.norm)[0]));
+}
+
+TEST_P(Optimiser, SameBitsOnEveryRun) {
+  Noise noise(2);
+  const Values w = random_values(noise, 70001, DType::kF32),
+               g = random_values(noise, 70001, DType::kF32);
+  expect_repeatable(encoder(), [&] {
+    const AdamWSlot s{upload(w, {70001}, DType::kF32), upload(g, {70001}, DType::kF32),
+                      encoder().zeros({70001}, DType::kF32), encoder().zeros({70001}, DType::kF32)};
+    const auto norm = ops::grad_norm(encoder(), {s.grad, s.grad}, 1);
+    ops::adamw_step(encoder(), {s}, {number(0.1), count(1), norm.scale}, {});
+    return std::vector<Tensor>{s.w, s.m, s.v, norm.norm};
+  });
+}
+
+// Captured once, with a rate that changes between replays: the same as steps one by one.
+TEST_P(Optimiser, AStepIsReplayedWithANewRate) {
+  const Values start{1, 2, 3, 4}, g{0.5, -1, 2, 0.25};
+  const auto make = [&] {
+    return AdamWSlot{upload(start, {4}, DType::kF32), upload(g, {4}, DType::kF32),
+                     encoder().zeros({4}, DType::kF32), encoder().zeros({4}, DType::kF32)};
+  };
+  const AdamWSlot once = make(), again = make();
+  const Tensor lr = number(0.1), t = count(0), lr2 = number(0.1), t2 = count(0);
+  const AdamWOptions o{.bias_correction = true};
+  encoder().begin_capture();
+  ops::advance(encoder(), t2);
+  ops::adamw_step(encoder(), {again}, {lr2, t2}, o);
+  const auto graph = encoder().end_capture();
+  for (int i = 0; i < 4; ++i) {
+    const auto rate = static_cast<float>(0.1 / (i + 1));
+    encoder().upload(&rate, 4, lr);
+    encoder().upload(&rate, 4, lr2);
+    ops::advance(encoder(), t);
+    ops::adamw_step(encoder(), {once}, {lr, t}, o);
+    encoder().replay(*graph);
+    EXPECT_EQ(bits_of(encoder(), once.w), bits_of(encoder(), again.w)) << i;
+  }
+  EXPECT_EQ(download(t2), Values{4});
+}
+
+TEST(OptimiserCheck, SaysWhatIsWrong) {
+  const auto f32 = Tensor::meta({4}), f16 = Tensor::meta({4}, DType::kF16);
+  const auto one = Tensor::meta({1}), step = Tensor::meta({1}, DType::kI32);
+  const auto far = Tensor::meta({4}, DType::kF32, Backend::kMetal);
+  const auto far_one = Tensor::meta({1}, DType::kF32, Backend::kMetal);
+  const auto wide = Tensor::meta({5});
+  const auto strided = Tensor::meta({4, 2}).transpose({1, 0});
+  const auto adamw = [&](const AdamWSlot& s, const ops::StepNumbers& n, AdamWOptions o = {}) {
+    return ops::adamw_step_check({{f32, f32, f32, f32}, s}, n, o);
+  };
+  const AdamWSlot good{f32, f32, f32, f32};
+  const ops::StepNumbers numbers{one, step};
+  const auto sgd = [&](const SgdSlot& s, SgdOptions o) {
+    return ops::sgd_step_check({s}, {one, {}}, o);
+  };
+  EXPECT_FALSE(adamw(good, numbers));
+  expect_refused({
+      {"beta1", adamw(good, numbers, {.beta1 = 1}), Errc::kArgument, "beta1 must be in [0, 1)"},
+      {"beta2", adamw(good, numbers, {.beta2 = -1}), Errc::kArgument, "beta2 must be in [0, 1)"},
+      {"type", adamw({step, step, step, step}, numbers), Errc::kDType, "w of parameter 1"},
+      {"device", adamw({far, far, far, far}, numbers), Errc::kDevice, "w of parameter 1"},
+      {"strides", adamw({strided, strided, strided, strided}, numbers), Errc::kShape, "contiguous"},
+      {"grad type", adamw({f32, f16, f32, f32}, numbers), Errc::kDType, "grad of parameter 1"},
+      {"grad shape", adamw({f32, wide, f32, f32}, numbers), Errc::kShape, "[4], got [5]"},
+      {"grad far", adamw({f32, far, f32, f32}, numbers), Errc::kDevice, "grad of parameter 1"},
+      {"m", adamw({f32, f32, f16, f32}, numbers), Errc::kDType, "m of parameter 1 must be f32"},
+      {"v", adamw({f32, f32, f32, f16}, numbers), Errc::kDType, "v of parameter 1 must be f32"},
+      {"master", adamw({f16, f16, f32, f32, f16}, numbers), Errc::kDType, "master of parameter 1"},
+      {"lr", adamw(good, {f32, step}), Errc::kShape, "lr must be one f32, got [4]"},
+      {"lr type", adamw(good, {step, step}), Errc::kDType, "lr must be one f32, got [1] i32"},
+      {"lr far", adamw(good, {far_one, step}), Errc::kDevice, "lr must be where"},
+      {"t", adamw(good, {one, one}), Errc::kDType, "t must be one i32"},
+      {"scale", adamw(good, {one, step, wide}), Errc::kShape, "scale must be one f32"},
+      {"momentum", sgd({f32, f32}, {.momentum = 1}), Errc::kArgument, "momentum must be in [0, 1)"},
+      {"nesterov", sgd({f32, f32}, {.nesterov = true}), Errc::kArgument, "nesterov needs momentum"},
+      {"sgd v", sgd({f32, f32, f16}, {.momentum = 0.5F}), Errc::kDType, "v of parameter 0"},
+      {"sgd w", sgd({step, step}, {}), Errc::kDType, "w of parameter 0"},
+      {"sgd lr", ops::sgd_step_check({{f32, f32}}, {f32, {}}, {}), Errc::kShape, "lr must be"},
+      {"no grads", ops::grad_norm_check({}), Errc::kArgument, "got none"},
+      {"grads type", ops::grad_norm_check({step}), Errc::kDType, "got i32"},
+      {"grads strided", ops::grad_norm_check({strided}), Errc::kShape, "contiguous"},
+      {"grads apart", ops::grad_norm_check({f32, far}), Errc::kDevice, "got metal"},
+  });
+  EXPECT_FALSE(ops::adamw_step_check({}, {}, {}));
+  EXPECT_FALSE(ops::sgd_step_check({}, {}, {}));
+}
+
+MT_ON_EVERY_BACKEND(Optimiser);
+
+}  // namespace
+
+std::vector<BenchCase> optimiser_bench_cases() {
+  std::vector<BenchCase> cases;
+  const auto add = [&](const char* form, std::int64_t n, DType dtype, bool master) {
+    const auto bytes = static_cast<std::int64_t>(size_of(dtype));
+    // grad, m, v and w or the master copy; all but grad are written, and w where there is a master.
+    const std::int64_t read = n * (bytes + 8 + (master ? 4 : bytes));
+    const std::int64_t written = n * (8 + bytes + (master ? 4 : 0));
+    cases.push_back(
+        {form, "fwd", std::to_string(n), dtype, read, written, 4, master ? 4 : 3,
+         [=](CommandEncoder& encoder) {
+           AdamWSlot s{random_tensor(encoder, {n}, dtype, 1), random_tensor(encoder, {n}, dtype, 2),
+                       encoder.zeros({n}, DType::kF32), encoder.zeros({n}, DType::kF32)};
+           if (master) s.master = random_tensor(encoder, {n}, DType::kF32, 3);
+           const Tensor lr = encoder.full({1}, DType::kF32, 1e-6);
+           const Tensor t = encoder.full({1}, DType::kI32, 1);
+           return [=, &encoder] {
+             ops::adamw_step(encoder, {s}, {lr, t});
+           };
+         }});
+  };
+  add("adamw", 1 << 24, DType::kF32, false);
+  add("adamw", 1 << 16, DType::kF32, false);
+  add("adamw master", 1 << 24, DType::kBF16, true);
+  return cases;
+}
+
+}  // namespace mlxtape::test
