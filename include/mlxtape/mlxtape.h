@@ -15,4 +15,5 @@
 #include "mlxtape/core/threads.h"
 #include "mlxtape/core/trace.h"
 #include "mlxtape/ops.h"
+#include "mlxtape/tape/functions.h"
 #include "mlxtape/tape/tape.h"

@@ -512,31 +512,6 @@ Tape::NoGrad::~NoGrad() { tape_.impl_->recording = before_; }
 
 Tensor stop_gradient(const Tensor& x) { return x.detach(); }
 
-ValueAndGrad value_and_grad(ScalarFn fn, std::vector<std::size_t> of) {
-  return [fn = std::move(fn), of = std::move(of)](CommandEncoder& encoder,
-                                                  const std::vector<Tensor>& inputs) {
-    Tape tape(encoder);
-    std::vector<Tensor> known = inputs;
-    for (Tensor& x : known) x = x.detach();
-    std::vector<std::size_t> numbers = of;
-    for (std::size_t i = 0; of.empty() && i < inputs.size(); ++i) {
-      if (is_float(inputs[i].dtype())) numbers.push_back(i);
-    }
-    for (const std::size_t i : numbers) {
-      if (i >= inputs.size()) {
-        throw wrong(Errc::kArgument, "value_and_grad has " + std::to_string(inputs.size()) +
-                                         " inputs, got number " + std::to_string(i));
-      }
-      known[i] = tape.watch(known[i]);
-    }
-    const Tensor value = fn(tape, known);
-    tape.backward(value);
-    std::vector<Tensor> grads;
-    for (const std::size_t i : numbers) grads.push_back(tape.grad(known[i]));
-    return std::pair(value.detach(), std::move(grads));
-  };
-}
-
 // ---- what it holds ----
 
 TapeReport Tape::report() const {

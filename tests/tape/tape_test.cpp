@@ -1,4 +1,4 @@
-#include "mlxtape/tape/tape.h"
+#include "mlxtape/tape/functions.h"
 
 #include <functional>
 #include <numeric>
@@ -438,7 +438,7 @@ TEST_P(OnTape, ValueAndGradOfAFunction) {
       [](Tape& tape, const std::vector<Tensor>& in) { return total(tape, in[0]); }, {1});
   expect_error(Errc::kDType, "only floats have gradients",
                [&] { indices(encoder(), {numbers({1, 2}), numbers({3, 4}, DType::kI32)}); });
-  expect_error(Errc::kArgument, "has 1 inputs, got number 1",
+  expect_error(Errc::kArgument, "it has 1 inputs, got number 1",
                [&] { indices(encoder(), {numbers({1, 2})}); });
 }
 

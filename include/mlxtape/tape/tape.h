@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "mlxtape/core/encoder.h"
+#include "mlxtape/tape/report.h"
 #include "mlxtape/tape/saved.h"
 
 namespace mlxtape {
@@ -77,20 +78,6 @@ using TapeFn = std::function<std::vector<Tensor>(Tape&, const std::vector<Tensor
 struct BackwardOptions {
   bool retain = false;  // keep what was saved, to walk again
 };
-
-// What the tape holds, by op; distinct memory counts once, for the op that saved it first.
-struct TapeReport {
-  struct Row {
-    std::string name;
-    std::size_t nodes = 0;
-    std::size_t bytes = 0;
-  };
-  std::vector<Row> rows;  // largest first
-  std::size_t saved_bytes = 0;
-  std::size_t grad_bytes = 0;
-  std::size_t peak_bytes = 0;  // of the device's memory since MemoryPool::reset_peak
-};
-std::string to_string(const TapeReport& report);  // a table
 
 class Tape {
  public:
@@ -162,17 +149,5 @@ class Tape {
 
 // x without its identity: no gradient flows through. The same memory.
 Tensor stop_gradient(const Tensor& x);
-
-// Runs fn now without keeping anything but its inputs, and again when the walk comes by: its activations
-// exist only then. fn must compute the same each time; tracked tensors that it captures get their
-// gradients too. Results have the gradients of fn's.
-std::vector<Tensor> checkpoint(Tape& tape, TapeFn fn, const std::vector<Tensor>& inputs);
-
-// fn: a scalar from inputs. Gives a function of the same inputs that returns the value and the gradients of
-// the inputs numbered in of, all if it is empty.
-using ScalarFn = std::function<Tensor(Tape&, const std::vector<Tensor>&)>;
-using ValueAndGrad = std::function<std::pair<Tensor, std::vector<Tensor>>(
-    CommandEncoder&, const std::vector<Tensor>&)>;
-ValueAndGrad value_and_grad(ScalarFn fn, std::vector<std::size_t> of = {});
 
 }  // namespace mlxtape

@@ -1,7 +1,9 @@
+#include "mlxtape/tape/functions.h"
+
 #include <algorithm>
+#include <string>
 #include <utility>
 
-#include "mlxtape/tape/tape.h"
 #include "tape_impl.h"
 
 namespace mlxtape {
@@ -65,6 +67,31 @@ std::vector<Tensor> checkpoint(Tape& tape, TapeFn fn, const std::vector<Tensor>&
   saved.object = kept;
   tape.impl().record("checkpoint", checkpoint_backward, uses, outputs, std::move(saved));
   return results;
+}
+
+ValueAndGrad value_and_grad(ScalarFn fn, std::vector<std::size_t> of) {
+  return [fn = std::move(fn), of = std::move(of)](CommandEncoder& encoder,
+                                                  const std::vector<Tensor>& inputs) {
+    Tape tape(encoder);
+    std::vector<Tensor> known = inputs;
+    for (Tensor& x : known) x = x.detach();
+    std::vector<std::size_t> numbers = of;
+    for (std::size_t i = 0; of.empty() && i < inputs.size(); ++i) {
+      if (is_float(inputs[i].dtype())) numbers.push_back(i);
+    }
+    for (const std::size_t i : numbers) {
+      if (i >= inputs.size()) {
+        throw Error(Errc::kArgument, "value_and_grad: it has " + std::to_string(inputs.size()) +
+                                         " inputs, got number " + std::to_string(i));
+      }
+      known[i] = tape.watch(known[i]);
+    }
+    const Tensor value = fn(tape, known);
+    tape.backward(value);
+    std::vector<Tensor> grads;
+    for (const std::size_t i : numbers) grads.push_back(tape.grad(known[i]));
+    return std::pair(value.detach(), std::move(grads));
+  };
 }
 
 }  // namespace mlxtape
