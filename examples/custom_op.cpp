@@ -5,8 +5,7 @@
 
 using namespace mlxtape;
 
-// Kernels get addresses and a plain struct. They are dispatched by name: one for each backend you have.
-struct CubeArgs {
+struct CubeArgs {  // kernels get addresses and a plain struct
   std::int64_t size;
 };
 
