@@ -25,11 +25,6 @@ Error wrong(Errc code, const std::string& what) { return {code, "tape: " + what}
 
 // ---- what was saved ----
 
-void Saved::keep(std::span<const Tensor> tensors) {
-  tensors_.reserve(tensors.size());
-  for (const Tensor& t : tensors) tensors_.push_back({t, t.buffer().version()});
-}
-
 int Saved::changed() const {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     if (tensors_[i].tensor.buffer().version() != tensors_[i].version) return static_cast<int>(i);
@@ -135,7 +130,7 @@ std::int32_t Tape::Impl::watch(const Tensor& x, DType sum, std::uint64_t& identi
   if (number == kNone) number = add_value(known, true, true);
   values[static_cast<std::size_t>(number)].is_watched = true;
   Value& value = values[static_cast<std::size_t>(number)];
-  if (value.sum != sum && value.kept.defined()) {
+  if (value.sum != sum && value.kept) {
     throw wrong(Errc::kArgument, "the type of a gradient's sum must be chosen before a walk");
   }
   value.sum = sum;
@@ -149,15 +144,11 @@ void Tape::Impl::forget_nodes() {
   nodes.clear();
   edges.clear();
   // What is watched stays, as leaves: an intermediate's gradient can be read until the next walk.
-  std::vector<Value> stay;
-  for (Value& v : values) {
-    v.flow = Tensor();
-    if (v.is_watched) stay.push_back(std::move(v));
-  }
-  values = std::move(stay);
+  std::erase_if(values, [](const Value& v) { return !v.is_watched; });
   index.clear();
   for (std::size_t i = 0; i < values.size(); ++i) {
     values[i].is_leaf = true;
+    values[i].flow.reset();
     index.add(values[i].identity, static_cast<std::int32_t>(i));
   }
 }
@@ -165,14 +156,14 @@ void Tape::Impl::forget_nodes() {
 // ---- walking ----
 
 // sum += gradient, in place where nobody else has a share of sum.
-void Tape::Impl::add(Tensor& sum, DType type, Tensor&& gradient) const {
-  if (!sum.defined() && gradient.dtype() == type) {
-    sum = std::move(gradient);
+void Tape::Impl::add(Gradient& to, DType type, Tensor&& gradient) const {
+  if (!to && gradient.dtype() == type) {
+    to = std::make_unique<Tensor>(std::move(gradient));
     return;
   }
-  if (!sum.defined()) {
-    sum = encoder->zeros(gradient.shape(), type);
-  } else if (sum.buffer().owners() != 1 || !sum.is_contiguous()) {
+  if (!to) to = std::make_unique<Tensor>(encoder->zeros(gradient.shape(), type));
+  Tensor& sum = *to;
+  if (sum.buffer().owners() != 1 || !sum.is_contiguous()) {
     const Tensor before = encoder->contiguous(sum);
     const Tensor copy = encoder->empty(before.shape(), before.dtype());
     encoder->copy(before, copy);
@@ -251,9 +242,9 @@ void Tape::Impl::run(Tape& tape, std::size_t n, bool retain) {
   for (std::size_t o = 0; o < node.outputs; ++o) {
     if (out[o] == kNone) continue;
     Value& value = values[static_cast<std::size_t>(out[o])];
-    if (!value.flow.defined()) continue;
+    if (!value.flow) continue;
     any = true;
-    if (value.is_watched) add(value.kept, value.sum, Tensor(value.flow));
+    if (value.is_watched) add(value.kept, value.sum, Tensor(*value.flow));
   }
   if (any) {
     Pullback pullback(tape, n);
@@ -269,7 +260,7 @@ void Tape::Impl::run(Tape& tape, std::size_t n, bool retain) {
   }
   if (!retain) node.saved = Saved();
   for (std::size_t o = 0; o < node.outputs; ++o) {
-    if (out[o] != kNone) values[static_cast<std::size_t>(out[o])].flow = Tensor();
+    if (out[o] != kNone) values[static_cast<std::size_t>(out[o])].flow.reset();
   }
 }
 
@@ -282,7 +273,7 @@ void Tape::Impl::walk(Tape& tape, Seeds seeds, bool retain) {
     explicit Walking(Impl& s, bool r) : self(s), retain(r) { self.walking = true; }
     ~Walking() {
       self.walking = false;
-      for (Value& v : self.values) v.flow = Tensor();
+      for (Value& v : self.values) v.flow.reset();
       if (!retain) self.forget_nodes();
     }
   } walking_now(*this, retain);
@@ -324,8 +315,7 @@ Tensor* Pullback::flow(std::size_t output) const {
   MT_ASSERT(output < node.outputs);
   const std::int32_t value = impl.edges[node.first_edge + node.inputs + output];
   if (value == kNone) return nullptr;
-  Tensor& dy = impl.values[static_cast<std::size_t>(value)].flow;
-  return dy.defined() ? &dy : nullptr;
+  return impl.values[static_cast<std::size_t>(value)].flow.get();
 }
 
 bool Pullback::has_grad(std::size_t output) const { return flow(output) != nullptr; }
@@ -342,7 +332,11 @@ const Tensor& Pullback::grad(std::size_t output) const {
 
 Tensor Pullback::take_grad(std::size_t output) {
   grad(output);
-  return std::exchange(*flow(output), Tensor());
+  Tape::Impl& impl = tape_.impl();
+  const Tape::Impl::Node& node = impl.nodes[node_];
+  const std::int32_t value = impl.edges[node.first_edge + node.inputs + output];
+  const Tape::Impl::Gradient dy = std::move(impl.values[static_cast<std::size_t>(value)].flow);
+  return std::move(*dy);
 }
 
 bool Pullback::needs(std::size_t input) const {
@@ -456,18 +450,18 @@ Tensor Tape::grad(const Tensor& x) const {
                                      "watch returned");
   }
   const Impl::Value& value = self.values[static_cast<std::size_t>(number)];
-  if (value.kept.defined()) return value.kept;
+  if (value.kept) return *value.kept;
   if (!self.walked) throw wrong(Errc::kArgument, "a gradient needs a backward first, got none yet");
   return self.encoder->zeros(value.shape, value.sum);
 }
 
 bool Tape::has_grad(const Tensor& x) const {
   const std::int32_t number = impl().find(x);
-  return number != kNone && impl().values[static_cast<std::size_t>(number)].kept.defined();
+  return number != kNone && impl().values[static_cast<std::size_t>(number)].kept != nullptr;
 }
 
 void Tape::clear_grads() {
-  for (Impl::Value& v : impl().values) v.kept = Tensor();
+  for (Impl::Value& v : impl().values) v.kept.reset();
 }
 
 void Tape::reset() {
@@ -535,7 +529,10 @@ TapeReport Tape::report() const {
   }
   std::stable_sort(report.rows.begin(), report.rows.end(),
                    [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
-  for (const Impl::Value& v : self.values) report.grad_bytes += bytes_of(v.kept) + bytes_of(v.flow);
+  for (const Impl::Value& v : self.values) {
+    if (v.kept) report.grad_bytes += bytes_of(*v.kept);
+    if (v.flow) report.grad_bytes += bytes_of(*v.flow);
+  }
   report.peak_bytes = self.encoder->device().memory().stats().peak;
   return report;
 }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -56,6 +57,7 @@ class IdentityMap {
 };
 
 struct Tape::Impl {
+  using Gradient = std::unique_ptr<Tensor>;  // most values have none at any time
   struct Value {
     std::uint64_t identity;
     bool is_leaf;     // no node made it
@@ -63,8 +65,8 @@ struct Tape::Impl {
     DType dtype;
     DType sum;  // what its gradient is added up in
     Shape shape;
-    Tensor flow;  // dL/dvalue of the walk that is under way; a leaf's goes to kept at once
-    Tensor kept;  // of all walks since clear_grads
+    Gradient flow;  // dL/dvalue of the walk that is under way; a leaf's goes to kept at once
+    Gradient kept;  // of all walks since clear_grads
   };
   struct Node {
     const char* name;
@@ -109,7 +111,7 @@ struct Tape::Impl {
   void walk(Tape& tape, Seeds seeds, bool retain);
   void run(Tape& tape, std::size_t node, bool retain);
   void give(std::int32_t value, Tensor gradient);
-  void add(Tensor& sum, DType type, Tensor&& gradient) const;
+  void add(Gradient& to, DType type, Tensor&& gradient) const;
   void forget_nodes();
 };
 

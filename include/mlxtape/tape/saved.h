@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "mlxtape/core/tensor.h"
+#include "mlxtape/core/encoder.h"
 
 namespace mlxtape {
 
@@ -21,17 +21,17 @@ class Saved {
   static constexpr std::size_t kMostArgs = 256;  // bytes
 
   Saved() = default;
-  Saved(std::initializer_list<Tensor> tensors) { keep(tensors); }
-  explicit Saved(const std::vector<Tensor>& tensors) { keep(tensors); }
+  Saved(std::initializer_list<TensorRef> tensors) {
+    keep(std::span(tensors.begin(), tensors.size()));
+  }
+  explicit Saved(const std::vector<Tensor>& tensors) { keep(std::span<const Tensor>(tensors)); }
   template <class Args>
-  Saved(std::initializer_list<Tensor> tensors, const Args& args)
-      : Saved(std::span(tensors.begin(), tensors.size()), args) {}
+  Saved(std::initializer_list<TensorRef> tensors, const Args& args) : Saved(tensors) {
+    set_args(args);
+  }
   template <class Args>
-  Saved(std::span<const Tensor> tensors, const Args& args) : args_bytes_(sizeof(Args)) {
-    static_assert(std::is_trivially_copyable_v<Args>, "plain data: tensors go into the list");
-    static_assert(sizeof(Args) <= kMostArgs);
-    std::memcpy(args_.data(), &args, sizeof(Args));
-    keep(tensors);
+  Saved(const std::vector<Tensor>& tensors, const Args& args) : Saved(tensors) {
+    set_args(args);
   }
 
   std::size_t size() const { return tensors_.size(); }
@@ -52,8 +52,20 @@ class Saved {
   struct Kept {
     Tensor tensor;
     std::uint32_t version;
+    Kept(const Tensor& t, std::uint32_t v) : tensor(t), version(v) {}
   };
-  void keep(std::span<const Tensor> tensors);
+  template <class Args>
+  void set_args(const Args& args) {
+    static_assert(std::is_trivially_copyable_v<Args>, "plain data: tensors go into the list");
+    static_assert(sizeof(Args) <= kMostArgs);
+    std::memcpy(args_.data(), &args, sizeof(Args));
+    args_bytes_ = sizeof(Args);
+  }
+  template <class List>
+  void keep(const List& tensors) {
+    tensors_.reserve(tensors.size());
+    for (const Tensor& t : tensors) tensors_.emplace_back(t, t.buffer().version());
+  }
 
   std::vector<Kept> tensors_;
   alignas(16) std::array<std::byte, kMostArgs> args_;  // NOLINT: args_bytes_ of them are set

@@ -135,10 +135,10 @@ void moe_route_pullback(Pullback& pullback) {
 MoeRoute moe_route(Tape& tape, const Tensor& logits, std::int64_t k, MoeRouteOptions options) {
   MoeRoute route = moe_route(tape.encoder(), logits, k, options);
   if (tape.wants({logits})) {
-    tape.record(
-        "moe_route", moe_route_pullback, {logits}, {&route.scores},
-        Saved({route.indices, route.scores, options.renormalise ? Tensor() : logits, route.lse},
-              LogitsLike{logits.shape(), logits.dtype()}));
+    const Tensor none, &full = options.renormalise ? none : logits;
+    tape.record("moe_route", moe_route_pullback, {logits}, {&route.scores},
+                Saved({route.indices, route.scores, full, route.lse},
+                      LogitsLike{logits.shape(), logits.dtype()}));
   }
   route.lse = Tensor();
   return route;
