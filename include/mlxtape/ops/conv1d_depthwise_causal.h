@@ -27,6 +27,7 @@
 
 #include "mlxtape/base/error.h"
 #include "mlxtape/core/encoder.h"
+#include "mlxtape/tape/tape.h"
 
 namespace mlxtape::ops {
 
@@ -72,5 +73,9 @@ Conv1dDepthwiseCausalGradients conv1d_depthwise_causal_backward(
 // it and is overwritten with the rows before the next: oldest dropped, x appended. No gradient.
 Tensor conv1d_depthwise_causal_step(CommandEncoder& encoder, const Tensor& x, const Tensor& w,
                                     const Tensor& state, bool silu = false);
+
+// Differentiable in x, w and the initial state, through y and the final state.
+Conv1dDepthwiseCausalResult conv1d_depthwise_causal(
+    Tape& tape, const Tensor& x, const Tensor& w, const Conv1dDepthwiseCausalOptions& options = {});
 
 }  // namespace mlxtape::ops

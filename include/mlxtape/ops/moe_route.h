@@ -26,6 +26,7 @@
 
 #include "mlxtape/base/error.h"
 #include "mlxtape/core/encoder.h"
+#include "mlxtape/tape/tape.h"
 
 namespace mlxtape::ops {
 
@@ -57,5 +58,8 @@ MoeRoute moe_route(CommandEncoder& encoder, const Tensor& logits, std::int64_t k
 // dlogits from dscores, the gradient that reaches scores.
 Tensor moe_route_backward(CommandEncoder& encoder, const MoeRouteSaved& saved,
                           const Tensor& dscores);
+
+// Differentiable in logits through scores; lse is not defined.
+MoeRoute moe_route(Tape& tape, const Tensor& logits, std::int64_t k, MoeRouteOptions options = {});
 
 }  // namespace mlxtape::ops

@@ -29,6 +29,7 @@
 
 #include "mlxtape/base/error.h"
 #include "mlxtape/core/encoder.h"
+#include "mlxtape/tape/tape.h"
 
 namespace mlxtape::ops {
 
@@ -78,5 +79,11 @@ RmsNorm rms_norm_gated(CommandEncoder& encoder, const Tensor& x, const Tensor& w
                        float eps);
 RmsNormGatedGrads rms_norm_gated_backward(CommandEncoder& encoder, const Tensor& x, const Tensor& w,
                                           const Tensor& g, const Tensor& r, const Tensor& dy);
+
+// On a tape. A w that is Tensor() has no gradient; r is the tape's own.
+Tensor rms_norm(Tape& tape, const Tensor& x, const Tensor& w, float eps);
+RmsNormResidual rms_norm_residual(Tape& tape, const Tensor& x, const Tensor& residual,
+                                  const Tensor& w, float eps);  // r is not defined
+Tensor rms_norm_gated(Tape& tape, const Tensor& x, const Tensor& w, const Tensor& g, float eps);
 
 }  // namespace mlxtape::ops

@@ -15,6 +15,7 @@
 
 #include "mlxtape/base/error.h"
 #include "mlxtape/core/encoder.h"
+#include "mlxtape/tape/tape.h"
 
 namespace mlxtape::ops {
 
@@ -27,5 +28,7 @@ Tensor softmax(CommandEncoder& encoder, const Tensor& x, std::int64_t axis = -1)
 // dx from y, the result of softmax, and dy, the gradient that reaches y.
 Tensor softmax_backward(CommandEncoder& encoder, const Tensor& y, const Tensor& dy,
                         std::int64_t axis = -1);
+
+Tensor softmax(Tape& tape, const Tensor& x, std::int64_t axis = -1);
 
 }  // namespace mlxtape::ops

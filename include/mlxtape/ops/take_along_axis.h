@@ -20,6 +20,7 @@
 
 #include "mlxtape/base/error.h"
 #include "mlxtape/core/encoder.h"
+#include "mlxtape/tape/tape.h"
 
 namespace mlxtape::ops {
 
@@ -47,5 +48,9 @@ Check take_along_axis_topk_backward_check(const Tensor& dy, const Tensor& indice
 Tensor take_along_axis_topk(CommandEncoder& encoder, const Tensor& x, const Tensor& indices);
 Tensor take_along_axis_topk_backward(CommandEncoder& encoder, const Tensor& dy,
                                      const Tensor& indices, std::int64_t cols);
+
+// Differentiable in x; indices never carry gradient.
+Tensor take_along_axis(Tape& tape, const Tensor& x, const Tensor& indices,
+                       OptionalAxis axis = std::nullopt);
 
 }  // namespace mlxtape::ops

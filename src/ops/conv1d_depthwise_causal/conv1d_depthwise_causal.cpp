@@ -202,4 +202,36 @@ Tensor conv1d_depthwise_causal_step(CommandEncoder& encoder, const Tensor& x, co
   return y;
 }
 
+namespace {
+
+void conv1d_pullback(Pullback& pullback) {
+  const Saved& saved = pullback.saved();  // x, w, sequence_starts, initial_state
+  Conv1dDepthwiseCausalOptions options;
+  options.sequence_starts = saved[2];
+  options.initial_state = saved[3];
+  options.silu = saved.args<bool>();
+  CommandEncoder& encoder = pullback.encoder();
+  const Conv1dDepthwiseCausalGradients grads = conv1d_depthwise_causal_backward(
+      encoder, saved[0], saved[1],
+      pullback.has_grad(0) ? pullback.grad(0) : encoder.zeros(saved[0].shape(), saved[0].dtype()),
+      options, pullback.has_grad(1) ? pullback.grad(1) : Tensor());
+  pullback.give(0, grads.dx);
+  pullback.give(1, grads.dw);
+  pullback.give(2, grads.d_initial_state);
+}
+
+}  // namespace
+
+Conv1dDepthwiseCausalResult conv1d_depthwise_causal(Tape& tape, const Tensor& x, const Tensor& w,
+                                                    const Conv1dDepthwiseCausalOptions& options) {
+  Conv1dDepthwiseCausalResult result = conv1d_depthwise_causal(tape.encoder(), x, w, options);
+  const Tensor& initial = options.initial_state;
+  if (tape.wants({x, w, initial})) {
+    tape.record("conv1d_depthwise_causal", conv1d_pullback, {x, w, initial},
+                {&result.y, &result.final_state},
+                Saved({x, w, options.sequence_starts, initial}, options.silu));
+  }
+  return result;
+}
+
 }  // namespace mlxtape::ops

@@ -115,4 +115,33 @@ Tensor moe_route_backward(CommandEncoder& encoder, const MoeRouteSaved& saved,
   return dlogits;
 }
 
+namespace {
+
+struct LogitsLike {
+  Shape shape;
+  DType dtype;
+};
+
+void moe_route_pullback(Pullback& pullback) {
+  const Saved& saved = pullback.saved();  // indices, scores, and logits, lse in the full form
+  const auto& [shape, dtype] = saved.args<LogitsLike>();
+  MoeRouteSaved kept{saved[2], saved[0], saved[1], saved[3]};
+  if (!kept.logits.defined()) kept.logits = Tensor::meta(shape, dtype, saved[0].backend());
+  pullback.give(0, moe_route_backward(pullback.encoder(), kept, pullback.grad(0)));
+}
+
+}  // namespace
+
+MoeRoute moe_route(Tape& tape, const Tensor& logits, std::int64_t k, MoeRouteOptions options) {
+  MoeRoute route = moe_route(tape.encoder(), logits, k, options);
+  if (tape.wants({logits})) {
+    tape.record(
+        "moe_route", moe_route_pullback, {logits}, {&route.scores},
+        Saved({route.indices, route.scores, options.renormalise ? Tensor() : logits, route.lse},
+              LogitsLike{logits.shape(), logits.dtype()}));
+  }
+  route.lse = Tensor();
+  return route;
+}
+
 }  // namespace mlxtape::ops

@@ -201,4 +201,72 @@ RmsNormGatedGrads rms_norm_gated_backward(CommandEncoder& encoder, const Tensor&
   return out;
 }
 
+// ---- on a tape ----
+
+namespace {
+
+void rms_norm_pullback(Pullback& pullback) {
+  const Saved& saved = pullback.saved();  // x, w, r
+  const RmsNormGrads grads =
+      rms_norm_backward(pullback.encoder(), saved[0], saved[1], saved[2], pullback.grad());
+  pullback.give(0, grads.dx);
+  pullback.give(1, grads.dw);
+}
+
+void residual_pullback(Pullback& pullback) {
+  const Saved& saved = pullback.saved();  // h, w, r
+  CommandEncoder& encoder = pullback.encoder();
+  if (!pullback.has_grad(0)) {  // h alone was used: a plain sum
+    const Tensor dh = pullback.take_grad(1);
+    pullback.give(0, dh);
+    pullback.give(1, dh);
+    pullback.give_none(2);
+    return;
+  }
+  const RmsNormResidualGrads grads =
+      rms_norm_residual_backward(encoder, saved[0], saved[1], saved[2], pullback.grad(0),
+                                 pullback.has_grad(1) ? pullback.grad(1) : Tensor());
+  pullback.give(0, grads.dh);
+  pullback.give(1, grads.dh);
+  pullback.give(2, grads.dw);
+}
+
+void gated_pullback(Pullback& pullback) {
+  const Saved& saved = pullback.saved();  // x, w, g, r
+  const RmsNormGatedGrads grads = rms_norm_gated_backward(pullback.encoder(), saved[0], saved[1],
+                                                          saved[2], saved[3], pullback.grad());
+  pullback.give(0, grads.dx);
+  pullback.give(1, grads.dw);
+  pullback.give(2, grads.dg);
+}
+
+}  // namespace
+
+Tensor rms_norm(Tape& tape, const Tensor& x, const Tensor& w, float eps) {
+  RmsNorm out = rms_norm(tape.encoder(), x, w, eps);
+  if (tape.wants({x, w})) {
+    tape.record("rms_norm", rms_norm_pullback, {x, w}, {&out.y}, Saved({x, w, out.r}));
+  }
+  return out.y;
+}
+
+RmsNormResidual rms_norm_residual(Tape& tape, const Tensor& x, const Tensor& residual,
+                                  const Tensor& w, float eps) {
+  RmsNormResidual out = rms_norm_residual(tape.encoder(), x, residual, w, eps);
+  if (tape.wants({x, residual, w})) {
+    tape.record("rms_norm_residual", residual_pullback, {x, residual, w}, {&out.y, &out.h},
+                Saved({out.h, w, out.r}));
+  }
+  out.r = Tensor();
+  return out;
+}
+
+Tensor rms_norm_gated(Tape& tape, const Tensor& x, const Tensor& w, const Tensor& g, float eps) {
+  RmsNorm out = rms_norm_gated(tape.encoder(), x, w, g, eps);
+  if (tape.wants({x, w, g})) {
+    tape.record("rms_norm_gated", gated_pullback, {x, w, g}, {&out.y}, Saved({x, w, g, out.r}));
+  }
+  return out.y;
+}
+
 }  // namespace mlxtape::ops

@@ -71,4 +71,19 @@ Tensor softmax_backward(CommandEncoder& encoder, const Tensor& y, const Tensor& 
   return dx;
 }
 
+namespace {
+
+void softmax_pullback(Pullback& pullback) {
+  pullback.give(0, softmax_backward(pullback.encoder(), pullback.saved()[0], pullback.grad(),
+                                    pullback.saved().args<std::int64_t>()));
+}
+
+}  // namespace
+
+Tensor softmax(Tape& tape, const Tensor& x, std::int64_t axis) {
+  Tensor y = softmax(tape.encoder(), x, axis);
+  if (tape.wants({x})) tape.record("softmax", softmax_pullback, {x}, {&y}, Saved({y}, axis));
+  return y;
+}
+
 }  // namespace mlxtape::ops

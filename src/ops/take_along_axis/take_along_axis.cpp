@@ -284,4 +284,30 @@ Tensor take_along_axis_topk_backward(CommandEncoder& encoder, const Tensor& dy,
   return take_along_axis_backward(encoder, dy, indices, {dy.dim(0), cols}, 1);
 }
 
+namespace {
+
+struct TakeSaved {
+  Shape x_shape;
+  bool has_axis;
+  std::int64_t axis;
+};
+
+void take_along_axis_pullback(Pullback& pullback) {
+  const auto& kept = pullback.saved().args<TakeSaved>();
+  pullback.give(0, take_along_axis_backward(
+                       pullback.encoder(), pullback.grad(), pullback.saved()[0], kept.x_shape,
+                       kept.has_axis ? OptionalAxis(kept.axis) : std::nullopt));
+}
+
+}  // namespace
+
+Tensor take_along_axis(Tape& tape, const Tensor& x, const Tensor& indices, OptionalAxis axis) {
+  Tensor y = take_along_axis(tape.encoder(), x, indices, axis);
+  if (tape.wants({x})) {
+    tape.record("take_along_axis", take_along_axis_pullback, {x}, {&y},
+                Saved({indices}, TakeSaved{x.shape(), axis.has_value(), axis.value_or(0)}));
+  }
+  return y;
+}
+
 }  // namespace mlxtape::ops
