@@ -302,27 +302,16 @@ Tensor gradient_b(CommandEncoder& encoder, const Tensor& a, const Tensor& b, con
   return db;
 }
 
-#ifdef MT_TAPE
-struct RecordedArgs {
-  Activation activation;
-  bool has_bias, has_residual;
-};
-
 void matmul_pullback(Pullback& pullback) {
   const Saved& saved = pullback.saved();
-  const auto& args = saved.args<RecordedArgs>();
-  const std::size_t bias = 2, residual = args.has_bias ? 3 : 2;
-  const MatmulWanted wanted{pullback.needs(0), pullback.needs(1),
-                            args.has_bias && pullback.needs(bias)};
-  const MatmulGrads grads =
-      matmul_backward(pullback.encoder(), saved[0], saved[1], saved.size() > 2 ? saved[2] : Tensor(),
-                      pullback.grad(), args.activation, wanted);
+  const MatmulWanted wanted{pullback.needs(0), pullback.needs(1), pullback.needs(2)};
+  const MatmulGrads grads = matmul_backward(pullback.encoder(), saved[0], saved[1], saved[2],
+                                            pullback.grad(), saved.args<Activation>(), wanted);
   if (wanted.da) pullback.give(0, grads.da);
   if (wanted.db) pullback.give(1, grads.db);
-  if (wanted.dbias) pullback.give(bias, grads.dbias);
-  if (args.has_residual && pullback.needs(residual)) pullback.give(residual, pullback.grad());
+  if (wanted.dbias) pullback.give(2, grads.dbias);
+  if (pullback.needs(3)) pullback.give(3, pullback.grad());
 }
-#endif
 
 }  // namespace
 
@@ -378,24 +367,14 @@ MatmulWithZ matmul_with_z(CommandEncoder& encoder, const Tensor& a, const Tensor
   return run(encoder, a, b, options, true);
 }
 
-#ifdef MT_TAPE
 Tensor matmul(Tape& tape, const Tensor& a, const Tensor& b, const MatmulOptions& options) {
   const Tensor &bias = options.bias, &residual = options.residual;
   if (!tape.wants({a, b, bias, residual})) return matmul(tape.encoder(), a, b, options);
   MatmulWithZ out = matmul_with_z(tape.encoder(), a, b, options);
-  const RecordedArgs args{options.activation, bias.defined(), residual.defined()};
-  const Saved saved = out.z.defined() ? Saved({a, b, out.z}, args) : Saved({a, b}, args);
-  if (bias.defined() && residual.defined()) {
-    tape.record("matmul", matmul_pullback, {a, b, bias, residual}, {&out.y}, saved);
-  } else if (bias.defined() || residual.defined()) {
-    tape.record("matmul", matmul_pullback, {a, b, bias.defined() ? bias : residual}, {&out.y},
-                saved);
-  } else {
-    tape.record("matmul", matmul_pullback, {a, b}, {&out.y}, saved);
-  }
+  tape.record("matmul", matmul_pullback, {a, b, bias, residual}, {&out.y},
+              Saved({a, b, out.z}, options.activation));
   return out.y;
 }
-#endif
 
 void matmul_into(CommandEncoder& encoder, const Tensor& a, const Tensor& b, const Tensor& out,
                  float beta) {

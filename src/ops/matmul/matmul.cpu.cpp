@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::int64_t kTasks = 16;       // fewer tiles than this: k is cut, too
 constexpr std::int64_t kShortest = 2048;  // part of k
-constexpr double kTaskWork = 0x1p25;      // multiplications; more is cut further
+constexpr double kTaskWork = 0x1p26;      // multiplications; more is cut further
 constexpr double kSmallWork = 0x1p18;     // less: several of a batch make a task
 constexpr std::int64_t kMostRows = 37 * kTileRows;           // of a tile: 564 KB of A in AVX-512
 constexpr std::int64_t kMostCols = 512;
