@@ -72,10 +72,10 @@ class Layout {
   // As cuBLASLt counts, column by column: ld from one column to the next.
   Layout(DType dtype, std::int64_t rows, std::int64_t cols, std::int64_t ld, std::int64_t batch,
          std::int64_t stride) {
-    check(lt().cublasLtMatrixLayoutCreate(&layout_, type_of(dtype),
-                                          static_cast<std::uint64_t>(rows),
-                                          static_cast<std::uint64_t>(cols), ld),
-          "describing a matrix");
+    check(
+        lt().cublasLtMatrixLayoutCreate(&layout_, type_of(dtype), static_cast<std::uint64_t>(rows),
+                                        static_cast<std::uint64_t>(cols), ld),
+        "describing a matrix");
     const auto count = static_cast<std::int32_t>(batch);
     set(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, count);
     set(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride);

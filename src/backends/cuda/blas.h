@@ -26,7 +26,8 @@ struct BlasShape {
 struct BlasMemory {
   const void* a;
   const void* b;
-  const void* added;  // to the product, times beta; c or another matrix like it; not read if beta is 0
+  const void*
+      added;  // to the product, times beta; c or another matrix like it; not read if beta is 0
   void* c;
   const void* bias;  // [n] of out's type, aligned to 16 bytes
   void* workspace;   // aligned to 256 bytes

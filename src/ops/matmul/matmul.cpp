@@ -340,8 +340,7 @@ Check matmul_into_check(const Tensor& a, const Tensor& b, const Tensor& out) {
   if (const Check check = check_operands(a, b)) return check;
   if (const Check check = check_out_type("out", out.dtype(), a)) return check;
   if (!out.is_contiguous()) {
-    return wrong(Errc::kShape,
-                 "out must be contiguous, got strides " + to_string(out.strides()));
+    return wrong(Errc::kShape, "out must be contiguous, got strides " + to_string(out.strides()));
   }
   return check_like("out", out, result_shape(a, b), out.dtype(), a);
 }

@@ -25,9 +25,8 @@ namespace {
 
 constexpr std::int64_t kTasks = 16;       // fewer tiles than this: k is cut, too
 constexpr std::int64_t kShortest = 2048;  // part of k
-constexpr double kTaskWork = 0x1p26;      // multiplications; more is cut further
-constexpr double kSmallWork = 0x1p18;     // less: several of a batch make a task
-constexpr std::int64_t kMostRows = 37 * kTileRows;           // of a tile: 564 KB of A in AVX-512
+constexpr double kSmallWork = 0x1p18;  // multiplications; with less, several of a batch make a task
+constexpr std::int64_t kMostRows = 37 * kTileRows;  // of a tile: 564 KB of A in AVX-512
 constexpr std::int64_t kMostCols = 512;
 
 std::int64_t rounded_up(std::int64_t n, std::int64_t to) { return ceil_div(n, to) * to; }
@@ -42,10 +41,10 @@ enum class Way { kTiles, kFewRows, kFewCols };
 struct Plan {
   Way way = Way::kTiles;
   std::int64_t batches = 1;
-  std::int64_t rows = 0, cols = 0;            // of a tile
+  std::int64_t rows = 0, cols = 0;  // of a tile
   std::int64_t row_tiles = 1, col_tiles = 1;
-  std::int64_t splits = 1, depth = 0;         // of k: how many parts, how long
-  std::int64_t each = 1;                      // matrices of a batch in one task
+  std::int64_t splits = 1, depth = 0;  // of k: how many parts, how long
+  std::int64_t each = 1;               // matrices of a batch in one task
 
   std::int64_t tiles() const { return row_tiles * col_tiles; }
   explicit Plan(const MatmulArgs& args);
@@ -62,15 +61,13 @@ Plan::Plan(const MatmulArgs& args) {
     (way == Way::kFewRows ? rows : cols) = std::min(m, n);
     (way == Way::kFewRows ? col_tiles : row_tiles) = ceil_div(many, strip);
   } else {
-    const double work = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-    const double wanted = std::clamp(work / kTaskWork, 8.0, 128.0);
     std::int64_t most_rows = kMostRows, most_cols = kMostCols;
     for (;;) {
       rows = equal_parts(m, most_rows, kTileRows);
       cols = equal_parts(n, most_cols, kTileCols);
       row_tiles = ceil_div(m, rows);
       col_tiles = ceil_div(n, cols);
-      if (static_cast<double>(batches * tiles()) >= wanted) break;
+      if (batches * tiles() >= kTasks / 2) break;
       if (cols >= rows / 2 && cols > 2 * kTileCols) {
         most_cols = cols / 2;
       } else if (rows > 4 * kTileRows) {
@@ -102,10 +99,10 @@ constexpr auto kMicro = table_of(std::make_index_sequence<kTileRows>(),
 // Part of a problem: rows × cols of C from (row, col) on, over depth of k.
 template <class T>
 struct Part {
-  Matrix<T> a, b;         // from the part's first row, column and k on
-  std::int64_t at;        // of its first element in y
-  std::int64_t pitch;     // of y
-  std::int64_t column;    // its first column
+  Matrix<T> a, b;       // from the part's first row, column and k on
+  std::int64_t at;      // of its first element in y
+  std::int64_t pitch;   // of y
+  std::int64_t column;  // its first column
   std::int64_t rows, cols, depth;
 };
 
@@ -119,12 +116,12 @@ void finish_rows(const Part<T>& p, const Finish<T, O>& finish, std::int64_t row,
 
 template <class T, class O>
 void run_tile(const Part<T>& p, const Finish<T, O>& finish) {
-  const bool plain = finish.is_plain();
   const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(p.depth, kDepth));
+  // The sums of one block can go where they belong at once.
+  const bool plain = blocks == 1 && finish.is_plain();
   const std::int64_t block = equal_parts(p.depth, kDepth, 1);
   const std::int64_t panels = ceil_div(p.rows, kTileRows);
-  // Sums that wait for the next block, where they cannot wait in y.
-  const bool waits = !plain && blocks > 1;
+  const bool waits = blocks > 1;  // sums, for the next block
   const std::int64_t wait_pitch = waits ? rounded_up(p.cols, kTileCols) : kTileCols;
   float* a = cpu::thread_scratch(panels * kPanelA + kLanes + kPanelB +
                                  (waits ? panels : 1) * kTileRows * wait_pitch + 16);
@@ -146,14 +143,7 @@ void run_tile(const Part<T>& p, const Finish<T, O>& finish) {
         const float* panel = a + row / kTileRows * kPanelA;
         if constexpr (sizeof(O) == 4) {
           if (plain && cols == kTileCols) {
-            run(panel, b, depth, finish.y + p.at + row * p.pitch + col, p.pitch,
-                i > 0 || finish.beta != 0);
-            continue;
-          }
-          if (plain) {  // through a whole tile; y counts like a residual that was there before
-            const Finish<T, O> later{finish.y, nullptr, nullptr, nullptr, 1, kMatmulNone};
-            run(panel, b, depth, c, kTileCols, false);
-            finish_rows(p, i > 0 ? later : finish, row, col, rows, cols, c, kTileCols);
+            run(panel, b, depth, finish.y + p.at + row * p.pitch + col, p.pitch, finish.beta != 0);
             continue;
           }
         }

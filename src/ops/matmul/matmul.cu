@@ -226,14 +226,13 @@ bool multiply(const MatmulArgs& args, const KernelCall& call, cuda::BlasEpilogue
                                   kDType<O>,
                                   epilogue};
       const std::int64_t y_first = y_at + first * shape.c_batch;
-      const cuda::BlasMemory memory{
-          call.input<T>(0) + a_at + first * shape.a_batch,
-          call.input<T>(1) + b_at + first * shape.b_batch,
-          added == nullptr ? nullptr : added + y_first,
-          y + y_first,
-          bias,
-          static_cast<char*>(call.workspace) + skipped,
-          cuda::blas_workspace(args.m, args.n, batches_of(args))};
+      const cuda::BlasMemory memory{call.input<T>(0) + a_at + first * shape.a_batch,
+                                    call.input<T>(1) + b_at + first * shape.b_batch,
+                                    added == nullptr ? nullptr : added + y_first,
+                                    y + y_first,
+                                    bias,
+                                    static_cast<char*>(call.workspace) + skipped,
+                                    cuda::blas_workspace(args.m, args.n, batches_of(args))};
       if (!cuda::blas_product(shape, memory, beta, static_cast<cudaStream_t>(call.queue))) {
         return false;
       }
@@ -256,7 +255,8 @@ bool multiply(const MatmulArgs& args, const KernelCall& call, cuda::BlasEpilogue
     if (!one(a_at, b_at, y_at)) {
       // The first call says whether the function is there.
       if (i == 0) return false;
-      throw Error(Errc::kBackend, "cuBLASLt must do every matrix of a batch alike, got one refused");
+      throw Error(Errc::kBackend,
+                  "cuBLASLt must do every matrix of a batch alike, got one refused");
     }
   }
   return true;
@@ -267,10 +267,10 @@ void run_as(const KernelCall& call) {
   using cuda::BlasEpilogue;
   const auto& args = call.as<MatmulArgs>();
   const auto stream = static_cast<cudaStream_t>(call.queue);
-  const T* given_bias = call.input<T>(2);    // [n], or null
-  const O* residual = call.input<O>(3);      // like y, or null
-  O* y = call.output<O>(0);                  // [..., m, n]
-  O* z = call.output<O>(1);                  // like y, or null
+  const T* given_bias = call.input<T>(2);  // [n], or null
+  const O* residual = call.input<O>(3);    // like y, or null
+  O* y = call.output<O>(0);                // [..., m, n]
+  O* z = call.output<O>(1);                // like y, or null
   const std::int64_t count = batches_of(args) * args.m * args.n;
 
   const O* bias = nullptr;
@@ -297,8 +297,8 @@ void run_as(const KernelCall& call) {
   } else if (args.activation == kMatmulGeluTanh && sizeof(O) == 2 && z == nullptr &&
              residual == nullptr) {  // theirs is not exact enough for f32
     if (multiply<T, O>(args, call,
-                       bias != nullptr ? BlasEpilogue::kBiasGeluTanh : BlasEpilogue::kGeluTanh, bias,
-                       nullptr, 0, y)) {
+                       bias != nullptr ? BlasEpilogue::kBiasGeluTanh : BlasEpilogue::kGeluTanh,
+                       bias, nullptr, 0, y)) {
       return;
     }
   } else if (bias != nullptr) {

@@ -16,10 +16,12 @@ enum MatmulActivationCode : int32_t {  // as mlxtape/ops/matmul.h has them
 // y = act(a·b + bias) + residual + beta·y, z what the activation is of; y, z and residual are contiguous.
 struct MatmulArgs {
   int64_t m, n, k;
-  int64_t a_row, a_col;  // strides of a [m, k] and b [k, n]; of each pair one is 1, the other at least
+  int64_t a_row,
+      a_col;  // strides of a [m, k] and b [k, n]; of each pair one is 1, the other at least
   int64_t b_row, b_col;  // the length of what it steps over
   int64_t batch_axes;
-  int64_t batch[6], a_batch[6], b_batch[6];  // sizes and strides, outermost first; y counts through them
+  int64_t batch[6], a_batch[6],
+      b_batch[6];  // sizes and strides, outermost first; y counts through them
   float beta;
   int32_t activation;
   int32_t wide;  // y, z and residual are f32 whatever a and b are

@@ -154,10 +154,12 @@ HWY_NOINLINE void few_dots(const float* HWY_RESTRICT s, std::int64_t s_row, cons
 template <class T>
 void few_products(const Matrix<T>& s, const Matrix<T>& l, std::int64_t rows, std::int64_t cols,
                   std::int64_t depth, float* sums, std::int64_t pitch, float* room) {
-  // Four columns at once are four streams; where there are many rows, the registers allow two.
-  static constexpr int kFour = kTileRows / 2;
+  // Four columns at once are four streams; where there are many rows, the registers allow three or two.
+  static constexpr int kFour = kTileRows / 2, kThree = 2 * kTileRows / 3;
   static constexpr auto kByFour =
       table_of(std::make_index_sequence<kFour>(), [](auto n) { return few_dots<T, n(), 4>; });
+  static constexpr auto kByThree =
+      table_of(std::make_index_sequence<kThree>(), [](auto n) { return few_dots<T, n(), 3>; });
   static constexpr auto kByTwo =
       table_of(std::make_index_sequence<kTileRows>(), [](auto n) { return few_dots<T, n(), 2>; });
   static constexpr auto kByOne =
@@ -185,10 +187,14 @@ void few_products(const Matrix<T>& s, const Matrix<T>& l, std::int64_t rows, std
   const std::int64_t groups = ceil_div(rows, kTileRows), each = ceil_div(rows, groups);
   for (std::int64_t c = 0; c < cols;) {
     const std::int64_t left = cols - c;
-    const std::int64_t wide = left >= 4 && each <= kFour ? 4 : left >= 2 ? 2 : 1;
+    const std::int64_t most = each <= kFour ? 4 : each <= kThree ? 3 : 2;
+    const std::int64_t wide = std::min(most, left);
     for (std::int64_t r = 0; r < rows; r += each) {
       const auto index = static_cast<std::size_t>(std::min(each, rows - r) - 1);
-      const auto dots = wide == 4 ? kByFour[index] : wide == 2 ? kByTwo[index] : kByOne[index];
+      const auto dots = wide == 4   ? kByFour[index]
+                        : wide == 3 ? kByThree[index]
+                        : wide == 2 ? kByTwo[index]
+                                    : kByOne[index];
       dots(few + r * s_row, s_row, l.at + c * l.col, l.col, depth, sums + r * pitch + c, pitch);
     }
     c += wide;

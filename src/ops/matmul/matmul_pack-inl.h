@@ -35,10 +35,19 @@ HWY_INLINE void widen_row(const T* from, std::int64_t n, float* to) {
           HWY_ATTR { hn::StoreU(load_n(d, from + i, count), d, to + i); });
 }
 
+// Rows of memory that are far apart begin anew each time for the processor that looks ahead.
+template <class T>
+HWY_INLINE void fetch_row(const T* row, std::int64_t n) {
+  constexpr auto kLine = static_cast<std::int64_t>(64 / sizeof(T));
+  for (std::int64_t i = 0; i < n; i += kLine) __builtin_prefetch(row + i, 0, 2);
+}
+
 // rows × depth of A as panels of kTileRows rows.
+constexpr std::int64_t kRowsAhead = 4;
 template <class T>
 void pack_a_rows(const Matrix<T>& a, std::int64_t rows, std::int64_t depth, float* panels) {
   for (std::int64_t r = 0; r < rows; ++r) {
+    if (r + kRowsAhead < rows) fetch_row(a.at + (r + kRowsAhead) * a.row, depth);
     widen_row(a.at + r * a.row, depth,
               panels + r / kTileRows * kPanelA + r % kTileRows * kRowPitch);
   }
@@ -112,6 +121,7 @@ void pack_b_columns(const Matrix<T>& b, std::int64_t depth, std::int64_t cols, f
   };
   for (std::int64_t j = 0; j < kTileCols; j += 4) {
     const T* from = b.at + j * b.col;
+    for (std::int64_t i = j + 4; i < std::min(j + 8, cols); ++i) fetch_row(b.at + i * b.col, depth);
     const auto column = [&](std::int64_t i, std::int64_t k) HWY_ATTR {
       if (j + i >= cols) return hn::Zero(d);
       const T* at = from + i * b.col + k;

@@ -48,8 +48,8 @@ double slope(Activation activation, double z) {
 // Where the matrices of a, b and y of one problem are in arrays without gaps.
 struct Layout {
   std::int64_t m, n, k;
-  Shape batch, y;                            // y: as the caller sees it
-  std::vector<std::int64_t> a_at, b_at;      // of each matrix of the batch
+  Shape batch, y;                        // y: as the caller sees it
+  std::vector<std::int64_t> a_at, b_at;  // of each matrix of the batch
   std::int64_t a_size = 1, b_size = 1, size = 1;
 
   Layout(Shape a, Shape b) {
@@ -116,16 +116,19 @@ Refs oracle_z(const Layout& at, const Values& a, const Values& b, const Values& 
   return z;
 }
 
-// y from z, which is rounded before an activation. 0.3: for what the function itself is off, which is small
-// beside z, not beside what is left of it.
-Refs oracle_y(const Refs& z, Activation activation, const Values& residual) {
+// What an activation and its slope may be off, beside that of their argument: a few ulp of f32 of z and of
+// 1, however little is left of them.
+double slack(DType dtype) { return dtype == DType::kF32 ? 0.3 : 0.01; }
+
+// y from z, which is rounded before an activation. dtype: of y.
+Refs oracle_y(const Refs& z, Activation activation, const Values& residual, DType dtype) {
   Refs y = z;
   for (std::size_t i = 0; i < y.size(); ++i) {
     const double more = residual.empty() ? 0 : residual[i];
     const double value = act(activation, z[i].value);
     double size = z[i].scale;
     if (activation != Activation::kNone) {
-      size = size * (std::abs(slope(activation, z[i].value)) + 0.3) + std::abs(value);
+      size = size * (std::abs(slope(activation, z[i].value)) + slack(dtype)) + std::abs(value);
     }
     y[i] = {value + more, size + std::abs(more)};
   }
@@ -135,16 +138,16 @@ Refs oracle_y(const Refs& z, Activation activation, const Values& residual) {
 struct Gradients {
   Refs da, db, dbias;
 };
-// z: as stored. rounded: dz is rounded on its way into the sums.
+// z: as stored. rounded: dz is rounded on its way into the sums. dtype: of the gradients.
 Gradients oracle_gradients(const Layout& at, const Values& a, const Values& b, const Values& z,
-                           const Values& dy, Activation activation, bool rounded) {
+                           const Values& dy, Activation activation, bool rounded, DType dtype) {
   Gradients g{Refs(static_cast<std::size_t>(at.a_size)), Refs(static_cast<std::size_t>(at.b_size)),
               Refs(static_cast<std::size_t>(at.n))};
   Values dz = dy, size(dy.size());
   for (std::size_t i = 0; i < dz.size(); ++i) {
     const bool active = activation != Activation::kNone;
     const double rate = active ? slope(activation, z[i]) : 1;
-    size[i] = std::abs(dy[i]) * (std::abs(rate) * (rounded ? 2 : 1) + (active ? 0.3 : 0));
+    size[i] = std::abs(dy[i]) * (std::abs(rate) * (rounded ? 2 : 1) + (active ? slack(dtype) : 0));
     dz[i] *= rate;
     Ref& bias = g.dbias[i % static_cast<std::size_t>(at.n)];
     bias = {bias.value + dz[i], bias.scale + size[i]};
@@ -166,22 +169,22 @@ Values values(const Refs& refs) {
 
 TEST(MatmulOracle, GradientsMatchCentralDifference) {
   for (const Activation activation : kActivations) {
-    for (const auto& [a_shape, b_shape] :
-         std::vector<std::pair<Shape, Shape>>{{{3, 4}, {4, 5}},
-                                              {{2, 1, 3, 4}, {3, 4, 2}},
-                                              {{4}, {2, 4, 3}},
-                                              {{2, 3, 4}, {4}}}) {
+    for (const auto& [a_shape, b_shape] : std::vector<std::pair<Shape, Shape>>{
+             {{3, 4}, {4, 5}}, {{2, 1, 3, 4}, {3, 4, 2}}, {{4}, {2, 4, 3}}, {{2, 3, 4}, {4}}}) {
       const Layout at(a_shape, b_shape);
       Noise noise(3);
-      const auto random = [&](std::int64_t n) { return random_values(noise, n, DType::kF64); };
+      const auto random = [&](std::int64_t n) {
+        return random_values(noise, n, DType::kF64);
+      };
       const Arrays in = {random(at.a_size), random(at.b_size), random(at.n), random(at.size)};
       const Values dy = random(at.size);
       const auto loss = [&](const Arrays& x) {
-        const Values y = values(oracle_y(oracle_z(at, x[0], x[1], x[2]), activation, x[3]));
+        const Values y =
+            values(oracle_y(oracle_z(at, x[0], x[1], x[2]), activation, x[3], DType::kF64));
         return std::inner_product(y.begin(), y.end(), dy.begin(), 0.0);
       };
       const Values z = values(oracle_z(at, in[0], in[1], in[2]));
-      const Gradients g = oracle_gradients(at, in[0], in[1], z, dy, activation, false);
+      const Gradients g = oracle_gradients(at, in[0], in[1], z, dy, activation, false, DType::kF64);
       expect_gradient(loss, in, {values(g.da), values(g.db), values(g.dbias), dy});
     }
   }
@@ -192,10 +195,18 @@ TEST(MatmulCheck, SaysWhatIsWrong) {
     return Tensor::meta(shape, dtype, where);
   };
   const Tensor a = meta({4, 3}), b = meta({3, 2});
-  const auto with = [&](const MatmulOptions& options) { return ops::matmul_check(a, b, options); };
-  const auto bias = [&](const Tensor& t) { return with({.bias = t}); };
-  const auto residual = [&](const Tensor& t) { return with({.residual = t}); };
-  const auto into = [&](const Tensor& t) { return ops::matmul_into_check(a, b, t); };
+  const auto with = [&](const MatmulOptions& options) {
+    return ops::matmul_check(a, b, options);
+  };
+  const auto bias = [&](const Tensor& t) {
+    return with({.bias = t});
+  };
+  const auto residual = [&](const Tensor& t) {
+    return with({.residual = t});
+  };
+  const auto into = [&](const Tensor& t) {
+    return ops::matmul_into_check(a, b, t);
+  };
   const auto back = [&](const Tensor& z, const Tensor& dy, Activation activation) {
     return ops::matmul_backward_check(a, b, z, dy, activation);
   };
@@ -245,8 +256,8 @@ TEST(MatmulCheck, SaysWhatIsWrong) {
 
 // How an operand lies in memory.
 enum class Lie { kPlain, kTurned, kPitched, kTurnedPitched, kOffset, kStrided };
-constexpr Lie kLies[] = {Lie::kPlain,  Lie::kTurned, Lie::kPitched, Lie::kTurnedPitched,
-                         Lie::kOffset, Lie::kStrided};
+constexpr Lie kLies[] = {Lie::kPlain,         Lie::kTurned, Lie::kPitched,
+                         Lie::kTurnedPitched, Lie::kOffset, Lie::kStrided};
 
 Tensor turned(const Tensor& t) {
   Shape shape = t.shape();
@@ -265,7 +276,8 @@ class Matmul : public OnDevice {
     bool backward = true;
   };
 
-  // Numbers whose sign is their row's or their column's, so that no sum cancels and every bound is tight.
+  // Numbers whose sign and size are their row's or their column's, so that no sum cancels, every bound is
+  // tight, and no two sums are alike.
   static Values signed_values(Noise& noise, std::int64_t n, std::int64_t cols, DType dtype,
                               bool by_row, bool by_col) {
     Values v = random_values(noise, n, dtype);
@@ -273,7 +285,8 @@ class Matmul : public OnDevice {
       const auto row = static_cast<std::int64_t>(i) / std::max<std::int64_t>(cols, 1);
       const auto col = static_cast<std::int64_t>(i) % std::max<std::int64_t>(cols, 1);
       const bool negative = (by_row && row % 3 == 1) != (by_col && col % 5 == 2);
-      v[i] = negative ? -std::abs(v[i]) : std::abs(v[i]);
+      const auto size = static_cast<double>(1 + (by_row ? row % 4 : 0) + (by_col ? col % 4 : 0));
+      v[i] = round_to(dtype, (negative ? -1 : 1) * std::abs(v[i]) * size / 4);
     }
     return v;
   }
@@ -295,7 +308,8 @@ class Matmul : public OnDevice {
       Values x(v.size());
       for (std::int64_t i = 0; i < static_cast<std::int64_t>(v.size()); ++i) {
         const std::int64_t matrix = i / (rows * cols), r = i / cols % rows, c = i % cols;
-        x[static_cast<std::size_t>((matrix * cols + c) * rows + r)] = v[static_cast<std::size_t>(i)];
+        x[static_cast<std::size_t>((matrix * cols + c) * rows + r)] =
+            v[static_cast<std::size_t>(i)];
       }
       return x;
     };
@@ -322,8 +336,7 @@ class Matmul : public OnDevice {
     const DType out = form.wide ? DType::kF32 : dtype;
     const Values a = signed_values(noise, at.a_size, at.k, dtype, true, false);
     const Values b = signed_values(noise, at.b_size, at.n, dtype, false, true);
-    const Values bias =
-        form.bias ? signed_values(noise, at.n, at.n, dtype, false, true) : Values();
+    const Values bias = form.bias ? signed_values(noise, at.n, at.n, dtype, false, true) : Values();
     const Values residual = form.residual ? random_values(noise, at.size, out) : Values();
     const Values dy = signed_values(noise, at.size, at.n, out, true, true);
     const Tensor ta = put(a, a_shape, dtype, form.a), tb = put(b, b_shape, dtype, form.b);
@@ -339,7 +352,7 @@ class Matmul : public OnDevice {
                              std::to_string(static_cast<int>(form.b)) + " act " +
                              std::to_string(static_cast<int>(form.activation));
     const Refs z = oracle_z(at, a, b, bias);
-    const Refs want = oracle_y(z, form.activation, residual);
+    const Refs want = oracle_y(z, form.activation, residual, out);
     const ops::MatmulWithZ got = ops::matmul_with_z(encoder(), ta, tb, options);
     ASSERT_TRUE(got.y.shape() == at.y) << name << " gave " << to_string(got.y.shape());
     ASSERT_EQ(got.y.dtype(), out) << name;
@@ -354,20 +367,21 @@ class Matmul : public OnDevice {
     if (!form.backward) return;
     const Values stored = active ? download(got.z) : Values();
     const bool rounded = active || form.wide;
-    const Gradients g = oracle_gradients(at, a, b, stored, dy, form.activation, rounded);
+    const Gradients g = oracle_gradients(at, a, b, stored, dy, form.activation, rounded, dtype);
     const ops::MatmulGrads grads = ops::matmul_backward(
         encoder(), ta, tb, got.z, upload(dy, at.y, out), form.activation, {true, true, form.bias});
     const auto count = static_cast<std::int64_t>(at.a_at.size());
     ASSERT_TRUE(grads.da.shape() == a_shape && grads.db.shape() == b_shape) << name;
     expect_close("da " + name, download(grads.da), g.da, dtype, at.n * count);
     expect_close("db " + name, download(grads.db), g.db, dtype, at.m * count);
-    if (form.bias) expect_close("dbias " + name, download(grads.dbias), g.dbias, dtype, at.m * count);
+    if (form.bias)
+      expect_close("dbias " + name, download(grads.dbias), g.dbias, dtype, at.m * count);
   }
 };
 
 TEST_P(Matmul, MatchesOracleAroundTiles) {
-  const std::int64_t sizes[] = {1,  2,  5,  6,  7,  8,  13, 14,  15,  16,  17, 28,
-                                31, 32, 33, 47, 63, 64, 65, 97, 127, 131};
+  const std::int64_t sizes[] = {1,  2,  5,  6,  7,  8,  13, 14, 15, 16,  17,
+                                28, 31, 32, 33, 47, 63, 64, 65, 97, 127, 131};
   std::size_t i = 0;
   for (const std::int64_t m : sizes) {
     for (const std::int64_t n : sizes) {
@@ -388,8 +402,8 @@ TEST_P(Matmul, MatchesOracleForEveryLie) {
       for (const Lie b : kLies) {
         check({33, 40}, {40, 37}, dtype, {.a = a, .b = b});
         check({2, 3, 19}, {19, 50}, dtype, {.a = a, .b = b});
-        check({3, 70}, {70, 90}, dtype, {.a = a, .b = b});    // few rows
-        check({90, 70}, {70, 3}, dtype, {.a = a, .b = b});    // few columns
+        check({3, 70}, {70, 90}, dtype, {.a = a, .b = b});  // few rows
+        check({90, 70}, {70, 3}, dtype, {.a = a, .b = b});  // few columns
       }
     }
   }
@@ -492,17 +506,18 @@ TEST_P(Matmul, ActivationsOfFarNumbers) {
     expect_close("y", download(got.y), y, DType::kF32, 1);
     if (activation == Activation::kNone) continue;
     const Values ones(z.size(), 1);
-    const ops::MatmulGrads grads =
-        ops::matmul_backward(encoder(), upload({1}, {1, 1}, DType::kF32),
-                             upload(z, {1, n}, DType::kF32), got.z,
-                             upload(ones, {1, n}, DType::kF32), activation, {false, true, false});
+    const ops::MatmulGrads grads = ops::matmul_backward(
+        encoder(), upload({1}, {1, 1}, DType::kF32), upload(z, {1, n}, DType::kF32), got.z,
+        upload(ones, {1, n}, DType::kF32), activation, {false, true, false});
     expect_close("dz", download(grads.db), dz, DType::kF32, 1);
   }
 }
 
 TEST_P(Matmul, EmptyTensors) {
   for (const DType dtype : kTypes) {
-    const auto empty = [&](const Shape& shape) { return encoder().empty(shape, dtype); };
+    const auto empty = [&](const Shape& shape) {
+      return encoder().empty(shape, dtype);
+    };
     EXPECT_TRUE(ops::matmul(encoder(), empty({0, 3}), empty({3, 5})).shape() == (Shape{0, 5}));
     EXPECT_TRUE(ops::matmul(encoder(), empty({0, 4, 3}), empty({3, 5})).shape() ==
                 (Shape{0, 4, 5}));
@@ -510,8 +525,8 @@ TEST_P(Matmul, EmptyTensors) {
     for (const std::int64_t m : {2, 20, 40}) {
       const auto y = ops::matmul(encoder(), empty({m, 0}), empty({0, 3}));
       EXPECT_EQ(download(y), Values(static_cast<std::size_t>(3 * m), 0));
-      const auto z = ops::matmul(encoder(), empty({m, 0}), empty({0, 3}),
-                                 {.bias = upload(bias, {3}, dtype)});
+      const auto z =
+          ops::matmul(encoder(), empty({m, 0}), empty({0, 3}), {.bias = upload(bias, {3}, dtype)});
       Values want;
       for (std::int64_t i = 0; i < m; ++i) want.insert(want.end(), bias.begin(), bias.end());
       EXPECT_EQ(download(z), want);
@@ -564,8 +579,8 @@ TEST_P(Matmul, InfinitiesAndNaNsStayInTheirRowsAndColumns) {
     Values a(static_cast<std::size_t>(20 * 20), 1), b(static_cast<std::size_t>(20 * n), 1);
     a[20 * 7 + 3] = std::nan("");
     b[static_cast<std::size_t>(5 * n + 1)] = inf;
-    const auto y = download(ops::matmul(encoder(), upload(a, {20, 20}, DType::kF32),
-                                        upload(b, {20, n}, DType::kF32)));
+    const auto y = download(
+        ops::matmul(encoder(), upload(a, {20, 20}, DType::kF32), upload(b, {20, n}, DType::kF32)));
     for (std::int64_t r = 0; r < 20; ++r) {
       for (std::int64_t c = 0; c < n; ++c) {
         const double v = y[static_cast<std::size_t>(r * n + c)];
@@ -586,8 +601,8 @@ TEST_P(Matmul, TiesGoToEven) {
       const Values a(2 * 20, 1);
       Values b(static_cast<std::size_t>(2 * n), missing - 1);
       std::fill(b.begin() + n, b.end(), 1);
-      const auto y = download(
-          ops::matmul(encoder(), upload(a, {20, 2}, dtype), upload(b, {2, n}, dtype)));
+      const auto y =
+          download(ops::matmul(encoder(), upload(a, {20, 2}, dtype), upload(b, {2, n}, dtype)));
       EXPECT_EQ(y, Values(static_cast<std::size_t>(20 * n), missing - 1));
     }
   }
@@ -608,13 +623,13 @@ TEST_P(Matmul, GradientsThroughATape) {
       const Tensor tbias = tape.watch(upload(bias, {40}, dtype));
       const Tensor other = upload(bias, {40}, dtype);
       const Tensor residual = tape.watch(upload(dy, at.y, dtype));
-      const Tensor y = ops::matmul(
-          tape, ta, tb, {.bias = tbias, .activation = activation, .residual = residual});
+      const Tensor y = ops::matmul(tape, ta, tb,
+                                   {.bias = tbias, .activation = activation, .residual = residual});
       tape.backward(y, upload(dy, at.y, dtype));
       const bool active = activation != Activation::kNone;
       Values z = values(oracle_z(at, a, b, bias));
       for (double& v : z) v = round_to(dtype, v);
-      const Gradients g = oracle_gradients(at, a, b, z, dy, activation, active);
+      const Gradients g = oracle_gradients(at, a, b, z, dy, activation, active, dtype);
       const auto close = [&](const char* name, const Tensor& t, Refs want, std::int64_t n) {
         // z may be stored as either neighbour: dz then differs by less than its own rounding.
         for (Ref& r : want) r.scale *= active ? 1.5 : 1;
@@ -630,7 +645,7 @@ TEST_P(Matmul, GradientsThroughATape) {
       const Tensor hb = half.watch(upload(b, {7, 40}, dtype));
       const Tensor part = ops::matmul(half, ta.detach(), hb, {.bias = other});
       half.backward(part, upload(dy, at.y, dtype));
-      const Gradients plain = oracle_gradients(at, a, b, {}, dy, Activation::kNone, false);
+      const Gradients plain = oracle_gradients(at, a, b, {}, dy, Activation::kNone, false, dtype);
       expect_close("db alone", download(half.grad(hb)), plain.db, dtype, 2 * at.m);
     }
   }
@@ -657,7 +672,9 @@ TEST_P(Matmul, SameBitsOnEveryRun) {
 
 TEST_P(Matmul, RandomShapes) {
   EXPECT_TRUE(rc::check("matmul matches its oracle", [this] {
-    const auto size = [] { return static_cast<std::int64_t>(*rc::gen::inRange(1, 40)); };
+    const auto size = [] {
+      return static_cast<std::int64_t>(*rc::gen::inRange(1, 40));
+    };
     Shape a, b;
     for (int i = *rc::gen::inRange(0, 3); i > 0; --i) {
       const std::int64_t n = *rc::gen::inRange(1, 4);
@@ -691,7 +708,7 @@ BenchCase bench_case(const char* form, std::int64_t batch, std::int64_t m, std::
   const std::string name = (batch > 1 ? std::to_string(batch) + "x" : "") + std::to_string(m) +
                            "x" + std::to_string(k) + "x" + std::to_string(n);
   BenchCase out{form, "fwd", name, dtype, batch * (m * k + k * n) * size, batch * m * n * size,
-                2, 1, {}};
+                2,    1,     {}};
   out.flops = 2 * batch * m * k * n;
   out.prepare = [=](CommandEncoder& encoder) -> BenchCall {
     const auto make = [&](std::int64_t rows, std::int64_t cols, bool turn, std::uint64_t seed) {
@@ -706,7 +723,9 @@ BenchCase bench_case(const char* form, std::int64_t batch, std::int64_t m, std::
       options.bias = random_tensor(encoder, {n}, dtype, 3);
       options.activation = Activation::kSilu;
     }
-    return [=, &encoder] { ops::matmul(encoder, a, b, options); };
+    return [=, &encoder] {
+      ops::matmul(encoder, a, b, options);
+    };
   };
   return out;
 }
