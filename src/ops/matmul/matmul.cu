@@ -3,7 +3,8 @@
 // Products are cuBLASLt's, with the bias, and the tanh form of gelu where nobody wants z, in its epilogue,
 // and a residual as the matrix that is added. Every other activation is a pass of our own over z. One batch
 // axis, the longest, goes to cuBLASLt, the others are loops. A bias must be aligned and of the result's type
-// there: where it is not, a copy in the workspace is.
+// there: where it is not, a copy in the workspace is. 16-bit rows of no whole 16 bytes have no epilogue there:
+// their sums go through f32 in the workspace, so that they are rounded once.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -108,9 +109,9 @@ __device__ __forceinline__ void load_own(const T* p, float (&v)[kCount]) {
 // ---- what cuBLASLt does not do ----
 
 // Each thread kCount elements. sums: the products, or null for zeros; may be y or z.
-template <class O, int kCount, int kActivation>
+template <class S, class O, int kCount, int kActivation>
 __global__ void __launch_bounds__(kThreads)
-    finish(std::int64_t groups, std::int64_t n, const O* sums, const O* bias, const O* residual,
+    finish(std::int64_t groups, std::int64_t n, const S* sums, const O* bias, const O* residual,
            float beta, O* z, O* y) {
   cuda::wait_turn();
   const std::int64_t group = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -127,7 +128,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kCount; ++i) v[i] += widen(bias[(at + i) % n]);
   }
-  if (z != nullptr && (z != sums || bias != nullptr)) store_some<kCount>(v, z + at);
+  const bool is_z = static_cast<const void*>(sums) == z && bias == nullptr;
+  if (z != nullptr && !is_z) store_some<kCount>(v, z + at);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) v[i] = activate<kActivation>(v[i]);
   if (residual != nullptr) {
@@ -143,10 +145,10 @@ __global__ void __launch_bounds__(kThreads)
   store_some<kCount>(v, y + at);
 }
 
-template <class O>
+template <class S, class O>
 struct FinishCall {
   std::int64_t count, n;
-  const O* sums;
+  const S* sums;
   const O* bias;
   const O* residual;
   float beta;
@@ -163,7 +165,10 @@ struct FinishCall {
         cuda::launch(kernel, cuda::blocks_for(groups, kThreads), kThreads, 0, 1, stream, groups, n,
                      sums, bias, residual, beta, z, y);
       };
-      whole ? run(finish<O, kPack<O>, act()>, kPack<O>) : run(finish<O, 1, act()>, 1);
+      if constexpr (std::is_same_v<S, O>) {
+        if (whole) return run(finish<S, O, kPack<O>, act()>, kPack<O>);
+      }
+      run(finish<S, O, 1, act()>, 1);
     });
   }
 };
@@ -177,21 +182,34 @@ __global__ void __launch_bounds__(kThreads) copy_bias(std::int64_t n, const T* f
 
 // ---- the product ----
 
-std::size_t bias_room(const MatmulArgs& args) {  // in front of the workspace, where there is a bias
-  if ((args.has & kMatmulHasBias) == 0) return 0;
-  return (static_cast<std::size_t>(args.n) * sizeof(float) + 255) / 256 * 256;
-}
-
 std::int64_t batches_of(const MatmulArgs& args) {
   std::int64_t count = 1;
   for (std::int64_t i = 0; i < args.batch_axes; ++i) count *= args.batch[i];
   return count;
 }
 
-std::size_t workspace(const void* p) {
-  const auto& args = *static_cast<const MatmulArgs*>(p);
-  if (args.k == 0) return bias_room(args);
-  return bias_room(args) + cuda::blas_workspace(args.m, args.n, batches_of(args));
+// The workspace: a bias, sums in f32, and what cuBLASLt uses; each may be of no size.
+struct Rooms {
+  std::size_t bias = 0, sums = 0, blas = 0;
+
+  Rooms(const MatmulArgs& args, bool is_16_bit) {
+    const auto room = [](std::int64_t floats) {
+      return (static_cast<std::size_t>(floats) * sizeof(float) + 255) / 256 * 256;
+    };
+    const bool has_bias = (args.has & kMatmulHasBias) != 0;
+    if (has_bias) bias = room(args.n);
+    if (args.k == 0) return;
+    blas = cuda::blas_workspace(args.m, args.n, batches_of(args));
+    const bool has_epilogue = has_bias || args.activation != kMatmulNone;
+    if (is_16_bit && args.wide == 0 && has_epilogue && args.n % 8 != 0) {
+      sums = room(batches_of(args) * args.m * args.n);
+    }
+  }
+};
+template <class T>
+std::size_t workspace(const void* args) {
+  const Rooms rooms(*static_cast<const MatmulArgs*>(args), sizeof(T) == 2);
+  return rooms.bias + rooms.sums + rooms.blas;
 }
 
 // y = epilogue(a · b + bias) + beta · added over the whole batch; false where there is no such function.
@@ -208,7 +226,7 @@ bool multiply(const MatmulArgs& args, const KernelCall& call, cuda::BlasEpilogue
   const bool batched = args.batch_axes > 0;
   const std::int64_t along = batched ? args.batch[axis] : 1;
   constexpr std::int64_t kMostBatch = 65535;
-  const std::size_t skipped = bias_room(args);
+  const Rooms rooms(args, sizeof(T) == 2);
   const auto one = [&](std::int64_t a_at, std::int64_t b_at, std::int64_t y_at) {
     for (std::int64_t first = 0; first < along; first += kMostBatch) {
       const cuda::BlasShape shape{args.m,
@@ -231,8 +249,8 @@ bool multiply(const MatmulArgs& args, const KernelCall& call, cuda::BlasEpilogue
                                     added == nullptr ? nullptr : added + y_first,
                                     y + y_first,
                                     bias,
-                                    static_cast<char*>(call.workspace) + skipped,
-                                    cuda::blas_workspace(args.m, args.n, batches_of(args))};
+                                    static_cast<char*>(call.workspace) + rooms.bias + rooms.sums,
+                                    rooms.blas};
       if (!cuda::blas_product(shape, memory, beta, static_cast<cudaStream_t>(call.queue))) {
         return false;
       }
@@ -283,8 +301,24 @@ void run_as(const KernelCall& call) {
       bias = copy;
     }
   }
-  FinishCall<O> rest{count, args.n, nullptr, bias, residual, args.beta, z, y, args.activation};
+  FinishCall<O, O> rest{count, args.n, nullptr, bias, residual, args.beta, z, y, args.activation};
   if (args.k == 0) return rest.launch(stream);
+  const auto refused = [&] {
+    return Error(Errc::kBackend, "cuBLASLt must have a function for " + std::to_string(args.m) +
+                                     " x " + std::to_string(args.k) + " x " +
+                                     std::to_string(args.n) + ", got none");
+  };
+  if constexpr (sizeof(O) == 2) {
+    const Rooms rooms(args, true);
+    if (rooms.sums != 0) {
+      auto* sums = reinterpret_cast<float*>(static_cast<char*>(call.workspace) + rooms.bias);
+      if (!multiply<T, float>(args, call, BlasEpilogue::kNone, nullptr, nullptr, 0, sums)) {
+        throw refused();
+      }
+      return FinishCall<float, O>{count, args.n, sums, bias, residual, 0, z, y, args.activation}
+          .launch(stream);
+    }
+  }
 
   if (args.activation == kMatmulNone) {
     // What is added: a residual, or what y holds.
@@ -312,9 +346,7 @@ void run_as(const KernelCall& call) {
   // Without an epilogue. beta is not with anything else (matmul.cpp), so it can be left to the product.
   O* sums = z != nullptr ? z : y;
   if (!multiply<T, O>(args, call, BlasEpilogue::kNone, nullptr, y, args.beta, sums)) {
-    throw Error(Errc::kBackend, "cuBLASLt must have a function for " + std::to_string(args.m) +
-                                    " x " + std::to_string(args.k) + " x " +
-                                    std::to_string(args.n) + ", got none");
+    throw refused();
   }
   rest.sums = sums;
   rest.beta = 0;
@@ -441,7 +473,7 @@ void matmul_bias(const KernelCall& call) {
 template <class T>
 void add_kernels(KernelRegistry& registry) {
   const std::string type = name_of(kDType<T>);
-  registry.add(Backend::kCuda, "matmul_fwd_" + type, matmul_fwd<T>, workspace);
+  registry.add(Backend::kCuda, "matmul_fwd_" + type, matmul_fwd<T>, workspace<T>);
   registry.add(Backend::kCuda, "matmul_dz_bwd_" + type, matmul_dz<T>);
   registry.add(Backend::kCuda, "matmul_bias_bwd_" + type, matmul_bias<T>, bias_workspace);
 }

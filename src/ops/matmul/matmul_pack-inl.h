@@ -57,6 +57,7 @@ void pack_a_columns(const Matrix<T>& a, std::int64_t rows, std::int64_t depth, f
   const DF d;
   for (std::int64_t k = 0; k < depth; ++k) {
     const T* column = a.at + k * a.col;
+    if (k + kRowsAhead < depth) fetch_row(column + kRowsAhead * a.col, rows);
     for (std::int64_t r = 0; r < rows; r += kTileRows) {
       float* to = panels + r / kTileRows * kPanelA + k * kTileRows;
       const T* from = column + r;
