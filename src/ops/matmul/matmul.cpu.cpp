@@ -136,7 +136,7 @@ void run_tile(const Part<T>& p, const Finish<T, O>& finish) {
     by_rows ? pack_a_rows(a_part, p.rows, depth, a) : pack_a_columns(a_part, p.rows, depth, a);
     for (std::int64_t col = 0; col < p.cols; col += kTileCols) {
       const std::int64_t cols = std::min(kTileCols, p.cols - col);
-      pack_b(p.b.from(k, col), depth, cols, b);
+      pack_b(p.b.from(k, col), depth, p.cols - col, b);
       for (std::int64_t row = 0; row < p.rows; row += kTileRows) {
         const std::int64_t rows = std::min(kTileRows, p.rows - row);
         const MicroFn run = micros[static_cast<std::size_t>(rows - 1)];

@@ -113,8 +113,10 @@ HWY_INLINE void store_blocks(D d, V v, float* to, std::int64_t step) {
 }
 
 // Columns lie in rows of memory: four of them and a vector of k at a time, turned within blocks of 4 × 4.
+// left: columns from here on; those of the next panel are fetched, and needed when this one is used up.
 template <class T>
-void pack_b_columns(const Matrix<T>& b, std::int64_t depth, std::int64_t cols, float* panel) {
+void pack_b_columns(const Matrix<T>& b, std::int64_t depth, std::int64_t left, float* panel) {
+  const std::int64_t cols = std::min(kTileCols, left);
   const DF d;
   const hn::Repartition<double, DF> pairs;
   const auto pair = [&](VF v) HWY_ATTR {
@@ -122,7 +124,9 @@ void pack_b_columns(const Matrix<T>& b, std::int64_t depth, std::int64_t cols, f
   };
   for (std::int64_t j = 0; j < kTileCols; j += 4) {
     const T* from = b.at + j * b.col;
-    for (std::int64_t i = j + 4; i < std::min(j + 8, cols); ++i) fetch_row(b.at + i * b.col, depth);
+    for (std::int64_t i = j + kTileCols; i < std::min(j + kTileCols + 4, left); ++i) {
+      fetch_row(b.at + i * b.col, depth);
+    }
     const auto column = [&](std::int64_t i, std::int64_t k) HWY_ATTR {
       if (j + i >= cols) return hn::Zero(d);
       const T* at = from + i * b.col + k;
@@ -147,8 +151,9 @@ void pack_b_columns(const Matrix<T>& b, std::int64_t depth, std::int64_t cols, f
 }
 
 template <class T>
-void pack_b(const Matrix<T>& b, std::int64_t depth, std::int64_t cols, float* panel) {
-  b.col == 1 ? pack_b_rows(b, depth, cols, panel) : pack_b_columns(b, depth, cols, panel);
+void pack_b(const Matrix<T>& b, std::int64_t depth, std::int64_t left, float* panel) {
+  b.col == 1 ? pack_b_rows(b, depth, std::min(kTileCols, left), panel)
+             : pack_b_columns(b, depth, left, panel);
 }
 
 }  // namespace

@@ -255,9 +255,9 @@ TEST(MatmulCheck, SaysWhatIsWrong) {
 }
 
 // How an operand lies in memory.
-enum class Lie { kPlain, kTurned, kPitched, kTurnedPitched, kOffset, kStrided };
-constexpr Lie kLies[] = {Lie::kPlain,         Lie::kTurned, Lie::kPitched,
-                         Lie::kTurnedPitched, Lie::kOffset, Lie::kStrided};
+enum class Lie { kPlain, kTurned, kPitched, kTurnedPitched, kOffset, kCut, kStrided };
+constexpr Lie kLies[] = {Lie::kPlain,  Lie::kTurned, Lie::kPitched, Lie::kTurnedPitched,
+                         Lie::kOffset, Lie::kCut,    Lie::kStrided};
 
 Tensor turned(const Tensor& t) {
   Shape shape = t.shape();
@@ -324,6 +324,17 @@ class Matmul : public OnDevice {
         return turned(pitched(x, other));
       }
       case Lie::kPitched: return pitched(v, shape);
+      case Lie::kCut: {  // matrices with rows between them
+        const std::int64_t rows = shape[shape.rank() - 2];
+        other[other.rank() - 2] += 2;
+        Values x(static_cast<std::size_t>(*element_count(other)), std::nan(""));
+        for (std::int64_t i = 0; i < static_cast<std::int64_t>(v.size()); ++i) {
+          const std::int64_t row = i / cols;
+          const std::int64_t to = (row + row / rows * 2) * cols + i % cols;
+          x[static_cast<std::size_t>(to)] = v[static_cast<std::size_t>(i)];
+        }
+        return upload(x, other, dtype).slice(-2, 0, rows);
+      }
       case Lie::kOffset: return upload(v, shape, dtype, 3);
       case Lie::kStrided: return upload_strided(v, shape, dtype);
       default: return upload(v, shape, dtype);
