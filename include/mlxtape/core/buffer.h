@@ -25,6 +25,7 @@ struct Storage {
   Device* device = nullptr;
   void (*release)(Storage*) noexcept = nullptr;  // called when the last owner leaves
   bool is_zero = false;                          // fresh from the system, never handed out
+  bool is_foreign = false;                       // wrapped: not ours to write into unasked
   Storage* next = nullptr;                       // the pool's list of cached blocks
 };
 
@@ -51,6 +52,7 @@ class Buffer {
   std::size_t bytes() const { return storage_ == nullptr ? 0 : storage_->bytes; }
   Device* device() const { return storage_ == nullptr ? nullptr : storage_->device; }
   std::size_t owners() const { return storage_ == nullptr ? 0 : storage_->owners.load(); }
+  bool is_foreign() const { return storage_ != nullptr && storage_->is_foreign; }
   explicit operator bool() const { return storage_ != nullptr; }
 
  private:
