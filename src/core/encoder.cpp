@@ -1,6 +1,8 @@
 #include "mlxtape/core/encoder.h"
 
+#include <algorithm>
 #include <array>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <thread>
@@ -17,6 +19,8 @@ constexpr std::size_t kMostTensors = 16;
 constinit const KernelHandle kCopy("copy");
 constinit const KernelHandle kZero("zero");
 constinit const KernelHandle kMove("move");
+constinit const KernelHandle kFill("fill");
+constinit const KernelHandle kAddInto("add_into");
 
 DType unsigned_of_size(std::size_t bytes) {
   switch (bytes) {
@@ -95,6 +99,7 @@ void CommandEncoder::run(const Kernel& kernel, const void* args, std::size_t arg
       for (const auto& list : {in, out}) {
         for (const Tensor& t : list) recorded_memory_.push_back(t.buffer());
       }
+      for (const Tensor& t : out) recorded_writes_.push_back(t.buffer().storage());
       if (workspace) recorded_memory_.push_back(workspace);
     }
     const KernelCall call{{addresses.data(), in.size()},
@@ -106,6 +111,7 @@ void CommandEncoder::run(const Kernel& kernel, const void* args, std::size_t arg
                           kernel.state};
     trace_ && !recording_ ? launch_traced(kernel, call, trace_) : launch(kernel, call);
     if (recording_) ++recorded_nodes_;
+    for (const Tensor& t : out) t.buffer().note_write();
     failed.on = false;
   } catch (const Error& e) {
     throw Error(e.code(), kernel.name + ": " + e.what());
@@ -146,6 +152,7 @@ std::unique_ptr<Graph> CommandEncoder::end_capture() {
   recording_ = false;
   std::vector<Buffer> memory = std::exchange(recorded_memory_, {});
   const std::size_t nodes = std::exchange(recorded_nodes_, 0);
+  std::vector<Storage*> writes = std::exchange(recorded_writes_, {});
   std::unique_ptr<Graph> graph = finish_recording();
   if (recording_failed_) {
     throw Error(Errc::kArgument,
@@ -154,6 +161,9 @@ std::unique_ptr<Graph> CommandEncoder::end_capture() {
   graph->device_ = device_;
   graph->nodes_ = nodes;
   graph->memory_ = std::move(memory);
+  std::sort(writes.begin(), writes.end());
+  writes.erase(std::unique(writes.begin(), writes.end()), writes.end());
+  graph->writes_ = std::move(writes);
   return graph;
 }
 
@@ -165,7 +175,9 @@ void CommandEncoder::replay(const Graph& graph) {
   const Lock lock(*this);
   check_not_recording("replay");
   counters_.dispatches += graph.nodes();
-  if (launching_) run_graph(graph);
+  if (!launching_) return;
+  run_graph(graph);
+  for (Storage* written : graph.writes_) written->version.fetch_add(1, std::memory_order_relaxed);
 }
 
 void CommandEncoder::commit() {
@@ -205,6 +217,29 @@ Tensor CommandEncoder::zeros(Shape shape, DType dtype) {
   return t;
 }
 
+Tensor CommandEncoder::full(Shape shape, DType dtype, double value) {
+  Tensor t = empty(shape, dtype);
+  FillArgs args{t.size(), 0};
+  convert(&value, DType::kF64, &args.bits, dtype, 1);
+  if (t.size() != 0) dispatch(kFill, unsigned_of_size(size_of(dtype)), args, {}, {t});
+  return t;
+}
+
+void CommandEncoder::add_into(const Tensor& sum, const Tensor& x) {
+  if (!sum.is_contiguous() || !(sum.shape() == x.shape())) {
+    throw Error(Errc::kShape, "add_into: a contiguous sum of the shape of x " +
+                                  to_string(x.shape()) + ", got " + to_string(sum.shape()) +
+                                  " with strides " + to_string(sum.strides()));
+  }
+  if (!is_kernel_float(sum.dtype()) || !is_kernel_float(x.dtype())) {
+    throw Error(Errc::kDType, std::string("add_into: f32, f16 or bf16, got ") +
+                                  name_of(sum.dtype()) + " and " + name_of(x.dtype()));
+  }
+  const AddIntoArgs args{sum.size(), static_cast<std::int64_t>(x.dtype())};
+  const Tensor terms = contiguous(x);
+  if (sum.size() != 0) dispatch(kAddInto, sum.dtype(), args, {terms}, {sum});
+}
+
 Tensor CommandEncoder::contiguous(const Tensor& t) {
   if (t.is_contiguous()) return t;
   CopyArgs args{t.rank(), {}, {}};
@@ -214,6 +249,7 @@ Tensor CommandEncoder::contiguous(const Tensor& t) {
   }
   Tensor copy = empty(t.shape(), t.dtype());
   dispatch(kCopy, unsigned_of_size(size_of(t.dtype())), args, {t}, {copy});
+  copy.identity_ = t.loose().identity_;  // the same numbers: a tape must not take them for new ones
   return copy;
 }
 
@@ -243,7 +279,9 @@ void CommandEncoder::upload(const void* host, std::size_t bytes, const Tensor& t
   check_transfer(to, bytes, "upload");
   const Lock lock(*this);
   check_not_recording("upload");
-  if (bytes != 0) copy_in(host, to.data(), bytes);
+  if (bytes == 0) return;
+  copy_in(host, to.data(), bytes);
+  to.buffer().note_write();
 }
 
 void CommandEncoder::download(const Tensor& from, void* host, std::size_t bytes) {

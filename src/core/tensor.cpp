@@ -106,6 +106,18 @@ Tensor Tensor::wrap_host(void* values, DType dtype, Shape shape, std::function<v
           dtype, shape};
 }
 
+Tensor Tensor::detach() const {
+  Tensor t = *this;
+  t.identity_ = 0;
+  return t;
+}
+
+Tensor Tensor::loose() const {
+  Tensor t = *this;
+  if (t.identity_ != 0) t.identity_ |= kLoose;
+  return t;
+}
+
 bool Tensor::is_contiguous() const {
   if (size_ == 0) return true;
   std::int64_t step = 1;
@@ -125,7 +137,7 @@ Tensor Tensor::reshape(Shape shape) const {
     throw wrong("reshape needs a contiguous tensor, got " + to_string(shape_) + " with strides " +
                 to_string(strides_));
   }
-  Tensor view = *this;
+  Tensor view = loose();
   view.shape_ = shape;
   view.strides_ = contiguous_strides(shape);
   return view;
@@ -133,7 +145,7 @@ Tensor Tensor::reshape(Shape shape) const {
 
 Tensor Tensor::transpose(std::initializer_list<std::int64_t> order) const {
   const Dims axes(order);
-  Tensor view = *this;
+  Tensor view = loose();
   unsigned seen = 0;
   for (std::int64_t i = 0; i < axes.rank() && i < rank(); ++i) {
     const std::int64_t from = axis_or_throw(axes[i], shape_);
@@ -156,7 +168,7 @@ Tensor Tensor::slice(std::int64_t axis, std::int64_t start, std::int64_t stop,
                 " and step >= 1, got " + std::to_string(start) + ":" + std::to_string(stop) + ":" +
                 std::to_string(step));
   }
-  Tensor view = *this;
+  Tensor view = loose();
   view.shape_[a] = stop == start ? 0 : (stop - start - 1) / step + 1;
   view.offset_ += view.shape_[a] == 0 ? 0 : start * strides_[a];
   view.strides_[a] = view.shape_[a] <= 1 ? strides_[a] : strides_[a] * step;
@@ -188,7 +200,7 @@ Tensor Tensor::broadcast_to(Shape shape) const {
     throw wrong(to_string(shape_) + " must broadcast to the shape asked for, got " +
                 to_string(shape));
   }
-  Tensor view = *this;
+  Tensor view = loose();
   view.size_ = count_or_throw(shape);
   view.shape_ = shape;
   view.strides_ = shape;

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <utility>
 
@@ -19,6 +20,7 @@ class Device;
 // a tensor made in a loop costs no heap allocation.
 struct Storage {
   std::atomic<std::size_t> owners{0};
+  std::atomic<std::uint32_t> version{0};  // how often a device was told to write it
   void* address = nullptr;
   std::size_t bytes = 0;     // what was asked for: the extent that views are checked against
   std::size_t capacity = 0;  // what is really there
@@ -53,6 +55,15 @@ class Buffer {
   Device* device() const { return storage_ == nullptr ? nullptr : storage_->device; }
   std::size_t owners() const { return storage_ == nullptr ? 0 : storage_->owners.load(); }
   bool is_foreign() const { return storage_ != nullptr && storage_->is_foreign; }
+  Storage* storage() const { return storage_; }
+
+  // Tells memory that was written from memory that was not. What the host writes in place does not count.
+  std::uint32_t version() const {
+    return storage_ == nullptr ? 0 : storage_->version.load(std::memory_order_relaxed);
+  }
+  void note_write() const {
+    if (storage_ != nullptr) storage_->version.fetch_add(1, std::memory_order_relaxed);
+  }
   explicit operator bool() const { return storage_ != nullptr; }
 
  private:

@@ -51,6 +51,7 @@ class Graph {
   Device* device_ = nullptr;
   std::size_t nodes_ = 0;
   std::vector<Buffer> memory_;
+  std::vector<Storage*> writes_;  // what a replay writes, each once
 };
 
 class CommandEncoder {
@@ -65,6 +66,10 @@ class CommandEncoder {
   Tensor empty(Shape shape, DType dtype) { return device_->empty(shape, dtype); }
   Tensor empty_like(const Tensor& t) { return device_->empty(t.shape(), t.dtype()); }
   Tensor zeros(Shape shape, DType dtype);
+  Tensor full(Shape shape, DType dtype, double value);  // value is converted to dtype first
+
+  // sum += x, floats of any two types, added in f32. sum must be contiguous.
+  void add_into(const Tensor& sum, const Tensor& x);
 
   // t itself if it is contiguous, else a contiguous copy.
   Tensor contiguous(const Tensor& t);
@@ -137,6 +142,7 @@ class CommandEncoder {
   bool recording_ = false;
   bool recording_failed_ = false;
   std::vector<Buffer> recorded_memory_;
+  std::vector<Storage*> recorded_writes_;
   std::size_t recorded_nodes_ = 0;
 };
 

@@ -53,6 +53,12 @@ class Tensor {
   std::int64_t offset() const { return offset_; }
   bool is_contiguous() const;
 
+  // Who this is on a tape (tape/tape.h): 0 is nobody. A view that a tape does not know of has the number of
+  // what it views, and is loose.
+  std::uint64_t identity() const { return identity_ & ~kLoose; }
+  bool is_loose() const { return (identity_ & kLoose) != 0; }
+  Tensor detach() const;  // the same tensor, nobody
+
   // The first element's address on the device; null when there is no element.
   void* data() const {
     return size_ == 0 ? nullptr
@@ -77,6 +83,10 @@ class Tensor {
   }
 
  private:
+  friend class CommandEncoder;
+  friend class Tape;
+  static constexpr std::uint64_t kLoose = std::uint64_t{1} << 63U;
+  Tensor loose() const;
   static Tensor wrap_host(void* values, DType dtype, Shape shape, std::function<void()> done);
   void check_host(DType asked) const;
 
@@ -84,6 +94,7 @@ class Tensor {
   Shape shape_;
   Strides strides_;
   std::int64_t offset_ = 0;
+  std::uint64_t identity_ = 0;
   std::int64_t size_ = 0;
   DType dtype_ = DType::kF32;
   Backend backend_ = Backend::kCpu;

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <memory>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -20,6 +22,7 @@ class Saved {
 
   Saved() = default;
   Saved(std::initializer_list<Tensor> tensors) { keep(tensors); }
+  explicit Saved(const std::vector<Tensor>& tensors) { keep(tensors); }
   template <class Args>
   Saved(std::initializer_list<Tensor> tensors, const Args& args) : args_bytes_(sizeof(Args)) {
     static_assert(std::is_trivially_copyable_v<Args>, "plain data: tensors go into the list");
@@ -36,6 +39,9 @@ class Saved {
     return *reinterpret_cast<const Args*>(args_.data());
   }
 
+  // Something else that must live as long; a checkpoint keeps its function here.
+  std::shared_ptr<const void> object;
+
   // The first tensor whose memory was written since it was saved, or -1.
   int changed() const;
 
@@ -44,7 +50,7 @@ class Saved {
     Tensor tensor;
     std::uint32_t version;
   };
-  void keep(std::initializer_list<Tensor> tensors);
+  void keep(std::span<const Tensor> tensors);
 
   std::vector<Kept> tensors_;
   alignas(16) std::array<std::byte, kMostArgs> args_;  // NOLINT: args_bytes_ of them are set

@@ -41,6 +41,7 @@ class Pullback {
  public:
   CommandEncoder& encoder() const;
   const Saved& saved() const;
+  Tape& tape() const { return tape_; }  // for an inner tape
 
   // Was the output used? At least one of them was.
   bool has_grad(std::size_t output = 0) const;
@@ -53,16 +54,19 @@ class Pullback {
   bool needs(std::size_t input) const;
   // dL/dinput, in the input's shape. Each wanted one must be given exactly once, in any order.
   void give(std::size_t input, Tensor gradient);
+  void give_none(std::size_t input);  // it is zero everywhere
 
  private:
   friend class Tape;
+  Tensor* flow(std::size_t output) const;  // null where nothing flows
+  void mark(std::size_t input);
   Pullback(Tape& tape, std::size_t node) : tape_(tape), node_(node) {}
   Tape& tape_;
   std::size_t node_;
-  std::uint32_t given_ = 0;  // a bit for each input
 };
 
 using BackwardFn = void (*)(Pullback&);
+using TapeFn = std::function<std::vector<Tensor>(Tape&, const std::vector<Tensor>&)>;
 
 struct BackwardOptions {
   bool retain = false;  // keep what was saved, to walk again
@@ -85,7 +89,7 @@ std::string to_string(const TapeReport& report);  // a table
 class Tape {
  public:
   explicit Tape(CommandEncoder& encoder);
-  // Inside another: what the outer one tracks has its gradients added there by this one's backward.
+  // Inside another, which must outlive it: what the outer one tracks is watched here.
   explicit Tape(Tape& outer);
   ~Tape();
   Tape(Tape&& other) noexcept;  // the other may only be assigned to or destroyed
@@ -103,6 +107,7 @@ class Tape {
   // Adds to the gradient of everything watched. y: one float, or as many as dy.
   void backward(const Tensor& y, BackwardOptions options = {});
   void backward(const Tensor& y, const Tensor& dy, BackwardOptions options = {});
+  void backward(const std::vector<std::pair<Tensor, Tensor>>& seeds, BackwardOptions options = {});
 
   // Of something watched, after a walk: the sum over all walks since clear_grads; zeros where y did not
   // depend on it.
@@ -133,14 +138,15 @@ class Tape {
   bool wants(std::initializer_list<TensorRef> inputs) const;
 
   // Each output was computed from inputs; outputs that are floats get an identity. name lives as long as the
-  // program. backward null: the op has no gradient, which is an error when a walk comes by. At
-  // most 32 inputs, 8 outputs.
+  // program. backward null: the op has no gradient, which is an error when a walk comes by.
   void record(const char* name, BackwardFn backward, std::initializer_list<TensorRef> inputs,
               std::initializer_list<Tensor*> outputs, Saved saved);
 
+  struct Impl;
+
  private:
   friend class Pullback;
-  struct Impl;
+  friend std::vector<Tensor> checkpoint(Tape&, TapeFn, const std::vector<Tensor>&);
   Impl& impl() const;
   std::unique_ptr<Impl> impl_;
 };
@@ -151,8 +157,7 @@ Tensor stop_gradient(const Tensor& x);
 // Runs fn now without keeping anything but its inputs, and again when the walk comes by: its activations
 // exist only then. fn must compute the same each time; tracked tensors that it captures get their
 // gradients too. Results have the gradients of fn's.
-using TapeFn = std::function<std::vector<Tensor>(Tape&, const std::vector<Tensor>&)>;
-std::vector<Tensor> checkpoint(Tape& tape, const TapeFn& fn, const std::vector<Tensor>& inputs);
+std::vector<Tensor> checkpoint(Tape& tape, TapeFn fn, const std::vector<Tensor>& inputs);
 
 // fn: a scalar from inputs. Gives a function of the same inputs that returns the value and the gradients of
 // the inputs numbered in of, all if it is empty.

@@ -9,6 +9,10 @@
 #include "mlxtape/core/registry.h"
 #include "mlxtape/core/threads.h"
 
+namespace mlxtape::ops {
+void register_add_into_cpu(KernelRegistry& registry);  // add_into.cpp
+}
+
 namespace mlxtape::cpu {
 
 namespace {
@@ -66,6 +70,17 @@ void move(const KernelCall& call) {
                 std::int64_t first, std::size_t n) { std::memmove(to + first, from + first, n); });
 }
 
+template <class T>
+void fill(const KernelCall& call) {
+  const auto& args = call.as<FillArgs>();
+  T* to = call.output<T>(0);
+  parallel_for(ceil_div(args.size, kTaskElements), [&](std::int64_t task) {
+    const std::int64_t first = task * kTaskElements;
+    std::fill(to + first, to + std::min(args.size, first + kTaskElements),
+              static_cast<T>(args.bits));
+  });
+}
+
 }  // namespace
 
 void register_memory_kernels(KernelRegistry& registry) {
@@ -75,6 +90,11 @@ void register_memory_kernels(KernelRegistry& registry) {
   registry.add(Backend::kCpu, "copy_u16", copy<std::uint16_t>);
   registry.add(Backend::kCpu, "copy_u32", copy<std::uint32_t>);
   registry.add(Backend::kCpu, "copy_u64", copy<std::uint64_t>);
+  registry.add(Backend::kCpu, "fill_u8", fill<std::uint8_t>);
+  registry.add(Backend::kCpu, "fill_u16", fill<std::uint16_t>);
+  registry.add(Backend::kCpu, "fill_u32", fill<std::uint32_t>);
+  registry.add(Backend::kCpu, "fill_u64", fill<std::uint64_t>);
+  ops::register_add_into_cpu(registry);
 }
 
 }  // namespace mlxtape::cpu
