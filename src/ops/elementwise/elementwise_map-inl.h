@@ -36,7 +36,8 @@ struct Number {
   friend HWY_INLINE Number operator/(Number a, Number b) { return Number(hn::Div(a.v, b.v)); }
   friend HWY_INLINE Number operator-(Number a) { return Number(hn::Neg(a.v)); }
   friend HWY_INLINE Truth operator==(Number a, Number b) { return {hn::Eq(a.v, b.v)}; }
-  friend HWY_INLINE Truth operator!=(Number a, Number b) { return {hn::Ne(a.v, b.v)}; }
+  // Not Ne, which is false for NaN on some targets.
+  friend HWY_INLINE Truth operator!=(Number a, Number b) { return {hn::Not(hn::Eq(a.v, b.v))}; }
   friend HWY_INLINE Truth operator<(Number a, Number b) { return {hn::Lt(a.v, b.v)}; }
   friend HWY_INLINE Truth operator<=(Number a, Number b) { return {hn::Le(a.v, b.v)}; }
   friend HWY_INLINE Truth operator>(Number a, Number b) { return {hn::Gt(a.v, b.v)}; }

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "backends/cuda/device/exp.cuh"
+#include "backends/cuda/device/index.cuh"
 #include "backends/cuda/device/launch.cuh"
 #include "backends/cuda/device/rows.cuh"
 #include "elementwise_args.h"
@@ -250,33 +251,21 @@ __global__ void __launch_bounds__(kThreads)
       }
 #pragma unroll
       for (int o = 0; o < F::kOut; ++o) write_pack(y[o], t.out[o] + p * kCount);
-    } else if (p == packs) {  // what is left of a pack
-      for (std::int64_t i = packs * kCount; i < size; ++i) {
-        ValueOf<In> in[F::kIn];
-        typename F::Result out[F::kOut];
-#pragma unroll
-        for (int k = 0; k < F::kIn; ++k) {
-          in[k] = (constants >> k & 1) != 0 ? constant[k] : read(t.in[k][i]);
-        }
-        F::apply(in, out);
-#pragma unroll
-        for (int o = 0; o < F::kOut; ++o) {
-          t.out[o][i] = written<typename F::Out>(out[o]);
-        }
-      }
     }
   }
-}
-
-// n / by and what is left, in 32 bits where that is enough: 64-bit division takes five times as long.
-MT_FORMULA std::int64_t divide(std::int64_t n, std::int64_t by, std::int64_t& left) {
-  if (((n | by) >> 32) == 0) {
-    const unsigned q = static_cast<unsigned>(n) / static_cast<unsigned>(by);
-    left = static_cast<unsigned>(n) - q * static_cast<unsigned>(by);
-    return q;
+  // What is left of a pack, an element a thread.
+  const std::int64_t i = packs * kCount + threadIdx.x;
+  if (blockIdx.x == 0 && i < size) {
+    ValueOf<In> in[F::kIn];
+    typename F::Result out[F::kOut];
+#pragma unroll
+    for (int k = 0; k < F::kIn; ++k) {
+      in[k] = (constants >> k & 1) != 0 ? constant[k] : read(t.in[k][i]);
+    }
+    F::apply(in, out);
+#pragma unroll
+    for (int o = 0; o < F::kOut; ++o) t.out[o][i] = written<typename F::Out>(out[o]);
   }
-  left = n % by;
-  return n / by;
 }
 
 // Where element i of the result is in each operand.
@@ -286,7 +275,7 @@ MT_FORMULA void locate(const ElementwiseArgs& args, std::int64_t i, std::int64_t
   for (int k = 0; k < kIn; ++k) at[k] = 0;
   for (std::int64_t axis = args.rank - 1; axis > 0; --axis) {
     std::int64_t index = 0;
-    i = divide(i, args.shape[axis], index);
+    i = cuda::divide(i, args.shape[axis], index);
 #pragma unroll
     for (int k = 0; k < kIn; ++k) at[k] += index * args.strides[k][axis];
   }
