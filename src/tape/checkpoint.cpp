@@ -18,7 +18,8 @@ struct Kept {
 void checkpoint_backward(Pullback& pullback) {
   const auto kept = std::static_pointer_cast<const Kept>(pullback.saved().object);
   std::vector<Tensor> arguments;
-  for (std::size_t i = 0; i < pullback.saved().size(); ++i) arguments.push_back(pullback.saved()[i]);
+  for (std::size_t i = 0; i < pullback.saved().size(); ++i)
+    arguments.push_back(pullback.saved()[i]);
   Tape again(pullback.tape());
   const std::vector<Tensor> results = kept->fn(again, arguments);
   std::vector<std::pair<Tensor, Tensor>> seeds;
@@ -50,7 +51,9 @@ std::vector<Tensor> checkpoint(Tape& tape, TapeFn fn, const std::vector<Tensor>&
   }
   std::vector<Tensor> once;
   for (const Tensor& x : kept->uses) {
-    const auto same = [&](const Tensor& t) { return t.identity() == x.identity(); };
+    const auto same = [&](const Tensor& t) {
+      return t.identity() == x.identity();
+    };
     if (std::find_if(once.begin(), once.end(), same) == once.end()) once.push_back(x);
   }
   kept->uses = std::move(once);

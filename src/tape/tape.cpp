@@ -83,8 +83,7 @@ void Tape::Impl::record(const char* name, BackwardFn backward, std::span<const T
   const std::size_t input_count = inputs.size();
   const std::size_t output_count = outputs.size();
   if (output_count == 0) {
-    throw wrong(Errc::kArgument, std::string(name) +
-                                     " must have an output, got none");
+    throw wrong(Errc::kArgument, std::string(name) + " must have an output, got none");
   }
   const std::size_t first = edges.size();
   bool any = false;
@@ -113,9 +112,9 @@ void Tape::Impl::record(const char* name, BackwardFn backward, std::span<const T
 
 std::int32_t Tape::Impl::watch(const Tensor& x, DType sum, std::uint64_t& identity) {
   if (!is_float(x.dtype())) {
-    throw wrong(Errc::kDType,
-                std::string("only floats have gradients, got ") + name_of(x.dtype()) + " " +
-                    to_string(x.shape()) + "; indices need no stop_gradient, they never carry one");
+    throw wrong(Errc::kDType, std::string("only floats have gradients, got ") + name_of(x.dtype()) +
+                                  " " + to_string(x.shape()) +
+                                  "; indices need no stop_gradient, they never carry one");
   }
   if (!is_kernel_float(sum)) {
     throw wrong(Errc::kDType,
@@ -206,10 +205,10 @@ std::int32_t Tape::Impl::seed_of(const Tensor& y) const {
                 "y was walked from before, and the walk freed what it passed; pass retain to walk "
                 "twice");
   }
-  throw wrong(Errc::kNoGradient,
-              "y must depend on something watched on this tape, got " + to_string(y.shape()) +
-                  (y.identity() != 0 ? " made on another tape or before reset"
-                                     : " that nothing was recorded of"));
+  throw wrong(Errc::kNoGradient, "y must depend on something watched on this tape, got " +
+                                     to_string(y.shape()) +
+                                     (y.identity() != 0 ? " made on another tape or before reset"
+                                                        : " that nothing was recorded of"));
 }
 
 // Everything that can go wrong before any work is done: which nodes will be passed, have they all a
@@ -431,7 +430,8 @@ Tensor Tape::grad(const Tensor& x) const {
   const std::int32_t number = self.find(x);
   if (number == kNone || !self.values[static_cast<std::size_t>(number)].is_watched) {
     if (!is_float(x.dtype())) {
-      throw wrong(Errc::kDType, std::string("integers have no gradient, got ") + name_of(x.dtype()));
+      throw wrong(Errc::kDType,
+                  std::string("integers have no gradient, got ") + name_of(x.dtype()));
     }
     throw wrong(Errc::kArgument, "the gradient of " + to_string(x.shape()) +
                                      " is not kept; watch() it before the walk, and ask with what "

@@ -50,7 +50,8 @@ class IdentityMap {
     }
   }
 
-  std::vector<std::pair<std::uint64_t, std::int32_t>> slots_;  // a power of two; identity 0 is empty
+  std::vector<std::pair<std::uint64_t, std::int32_t>>
+      slots_;  // a power of two; identity 0 is empty
   std::size_t count_ = 0;
 };
 
@@ -85,9 +86,10 @@ struct Tape::Impl {
   std::vector<Value> values;
   IdentityMap index;
   std::vector<Node> nodes;
-  std::vector<std::int32_t> edges;         // numbers of values; kNone: carries no gradient
-  std::vector<char> given;                 // for each edge, during a walk
-  std::vector<Tensor>* noting = nullptr;   // instead of recording: what the outer tape tracks of the inputs
+  std::vector<std::int32_t> edges;  // numbers of values; kNone: carries no gradient
+  std::vector<char> given;          // for each edge, during a walk
+  std::vector<Tensor>* noting =
+      nullptr;  // instead of recording: what the outer tape tracks of the inputs
 
   // Is x a value here, or a value of an outer tape? Throws where x is a view that no tape knows of.
   bool tracks(const Tensor& x) const;

@@ -20,8 +20,8 @@
 // Cost       each element of each operand is read once, of the result written once; backward likewise, with
 //            dy as one more operand.
 // Limits     sqrt, log of negative numbers NaN, log 0 = −inf, NaN and infinity as IEEE 754 says; maximum,
-//            minimum and clip of NaN are NaN. exp, sqrt within 2 ulp of f32, log, log1p, tanh, Φ and power
-//            within 4 (Φ, where there is no fused multiply-add, x²/2 more). Tensors moved into a
+//            minimum and clip of NaN are NaN. exp, sqrt within 2 ulp of f32, log, log1p, tanh and power
+//            within 4, Φ within 5 (where there is no fused multiply-add x²/2 more). Tensors moved into a
 //            function give it their memory for the result where it fits (core/reuse.h).
 #pragma once
 

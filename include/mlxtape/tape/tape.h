@@ -79,7 +79,7 @@ struct TapeReport {
     std::size_t nodes = 0;
     std::size_t bytes = 0;
   };
-  std::vector<Row> rows;       // largest first
+  std::vector<Row> rows;  // largest first
   std::size_t saved_bytes = 0;
   std::size_t grad_bytes = 0;
   std::size_t peak_bytes = 0;  // of the device's memory since MemoryPool::reset_peak

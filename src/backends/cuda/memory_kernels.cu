@@ -40,8 +40,8 @@ void copy(const KernelCall& call) {
   std::int64_t size = 1;
   for (std::int64_t i = 0; i < args.rank; ++i) size *= args.shape[i];
   if (size == 0) return;
-  launch(copy_kernel<T>, blocks_for_elements(size, 1), kThreads, 0, 1, static_cast<cudaStream_t>(call.queue), args, size,
-         call.input<T>(0), call.output<T>(0));
+  launch(copy_kernel<T>, blocks_for_elements(size, 1), kThreads, 0, 1,
+         static_cast<cudaStream_t>(call.queue), args, size, call.input<T>(0), call.output<T>(0));
 }
 
 void zero(const KernelCall& call) {

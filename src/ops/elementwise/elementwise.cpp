@@ -100,20 +100,22 @@ bool takes_integers(std::string_view op) {
 
 Check together_check(const char* op, const Tensor& a, const Tensor& b) {
   if (!broadcast_shapes(a.shape(), b.shape())) {
-    return wrong(op, Errc::kShape, "a and b must broadcast, got " + to_string(a.shape()) + " and " +
-                                       to_string(b.shape()));
+    return wrong(
+        op, Errc::kShape,
+        "a and b must broadcast, got " + to_string(a.shape()) + " and " + to_string(b.shape()));
   }
   if (a.backend() != b.backend()) {
-    return wrong(op, Errc::kDevice, std::string("b must be where a is (") + name_of(a.backend()) +
-                                        "), got " + name_of(b.backend()));
+    return wrong(op, Errc::kDevice,
+                 std::string("b must be where a is (") + name_of(a.backend()) + "), got " +
+                     name_of(b.backend()));
   }
   return std::nullopt;
 }
 
 Check type_check(const char* op, const std::string& what, DType t) {
   if (takes_integers(op) ? is_arithmetic(t) : is_kernel_float(t)) return std::nullopt;
-  const char* allowed = takes_integers(op) ? "f32, f16, bf16, bool, i32, u32 or i64, got "
-                                           : "f32, f16 or bf16, got ";
+  const char* allowed =
+      takes_integers(op) ? "f32, f16, bf16, bool, i32, u32 or i64, got " : "f32, f16 or bf16, got ";
   return wrong(op, Errc::kDType, what + " must be " + allowed + name_of(t));
 }
 
@@ -141,9 +143,9 @@ Check number_check(const char* op, const Tensor& x, double number) {
     convert(&zero, x.dtype(), &stored, DType::kF64, 1);
   });
   if (stored != number) {
-    return wrong(op, Errc::kArgument, std::string("the number must be one that ") +
-                                          name_of(x.dtype()) + " has, got " +
-                                          std::to_string(number));
+    return wrong(op, Errc::kArgument,
+                 std::string("the number must be one that ") + name_of(x.dtype()) + " has, got " +
+                     std::to_string(number));
   }
   return std::nullopt;
 }
@@ -156,13 +158,14 @@ Check where_check(const Tensor& condition, const Tensor& a, const Tensor& b) {
   if (const Check check = together_check("where", a, b)) return check;
   const Shape both = *broadcast_shapes(a.shape(), b.shape());
   if (!broadcast_shapes(condition.shape(), both)) {
-    return wrong("where", Errc::kShape, "condition must broadcast with " + to_string(both) +
-                                            ", got " + to_string(condition.shape()));
+    return wrong("where", Errc::kShape,
+                 "condition must broadcast with " + to_string(both) + ", got " +
+                     to_string(condition.shape()));
   }
   if (condition.backend() != a.backend()) {
-    return wrong("where", Errc::kDevice, std::string("condition must be where a is (") +
-                                             name_of(a.backend()) + "), got " +
-                                             name_of(condition.backend()));
+    return wrong("where", Errc::kDevice,
+                 std::string("condition must be where a is (") + name_of(a.backend()) + "), got " +
+                     name_of(condition.backend()));
   }
   return std::nullopt;
 }
@@ -249,33 +252,33 @@ DType unsigned_of_size(std::size_t bytes) {
 
 }  // namespace
 
-#define MT_DEFINE(name, keeps, value, pull)             \
-  Tensor name(CommandEncoder& encoder, Tensor x) {      \
+#define MT_DEFINE(name, keeps, value, pull)                     \
+  Tensor name(CommandEncoder& encoder, Tensor x) {              \
     static constinit const KernelHandle kForward(#name "_fwd"); \
-    return unary(encoder, kForward, #name, std::move(x)); \
+    return unary(encoder, kForward, #name, std::move(x));       \
   }
 MT_UNARY_FORMULAS(MT_DEFINE)
 #undef MT_DEFINE
 
-#define MT_DEFINE(name, ...)                                            \
-  static constinit const KernelHandle k_##name(#name "_fwd");           \
-  Tensor name(CommandEncoder& encoder, Tensor a, const Tensor& b) {     \
-    return binary(encoder, k_##name, #name, std::move(a), b);           \
-  }                                                                     \
-  Tensor name(CommandEncoder& encoder, Tensor a, double b) {            \
-    return binary(encoder, k_##name, #name, std::move(a), b);           \
-  }                                                                     \
-  Tensor name(CommandEncoder& encoder, double a, Tensor b) {            \
-    return binary(encoder, k_##name, #name, a, std::move(b));           \
+#define MT_DEFINE(name, ...)                                        \
+  static constinit const KernelHandle k_##name(#name "_fwd");       \
+  Tensor name(CommandEncoder& encoder, Tensor a, const Tensor& b) { \
+    return binary(encoder, k_##name, #name, std::move(a), b);       \
+  }                                                                 \
+  Tensor name(CommandEncoder& encoder, Tensor a, double b) {        \
+    return binary(encoder, k_##name, #name, std::move(a), b);       \
+  }                                                                 \
+  Tensor name(CommandEncoder& encoder, double a, Tensor b) {        \
+    return binary(encoder, k_##name, #name, a, std::move(b));       \
   }
 MT_PLAIN_FORMULAS(MT_DEFINE)
 MT_BINARY_FORMULAS(MT_DEFINE)
 #undef MT_DEFINE
 
-#define MT_DEFINE(name, truth)                                                \
-  Tensor name(CommandEncoder& encoder, const Tensor& a, const Tensor& b) {    \
-    static constinit const KernelHandle kForward(#name "_fwd");               \
-    return compare(encoder, kForward, #name, a, b);                           \
+#define MT_DEFINE(name, truth)                                             \
+  Tensor name(CommandEncoder& encoder, const Tensor& a, const Tensor& b) { \
+    static constinit const KernelHandle kForward(#name "_fwd");            \
+    return compare(encoder, kForward, #name, a, b);                        \
   }
 MT_COMPARE_FORMULAS(MT_DEFINE)
 #undef MT_DEFINE
@@ -316,8 +319,7 @@ Tensor logical_not(CommandEncoder& encoder, Tensor a) {
 Tensor where(CommandEncoder& encoder, const Tensor& condition, Tensor a, const Tensor& b) {
   require(where_check(condition, a, b));
   const DType dtype = promote(a.dtype(), b.dtype());
-  const Shape shape =
-      *broadcast_shapes(condition.shape(), *broadcast_shapes(a.shape(), b.shape()));
+  const Shape shape = *broadcast_shapes(condition.shape(), *broadcast_shapes(a.shape(), b.shape()));
   const Tensor chosen = cast(encoder, condition, DType::kBool);
   a = cast(encoder, std::move(a), dtype);
   const Tensor other = cast(encoder, b, dtype);

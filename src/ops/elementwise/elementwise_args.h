@@ -8,7 +8,7 @@
 // Up to four operands read element by element, in the shape of the result, whose memory is contiguous.
 // Axes that every operand walks as one are one, those of length 1 are gone; rank >= 1.
 struct ElementwiseArgs {
-  int64_t size;           // elements of the result, at least 1
+  int64_t size;  // elements of the result, at least 1
   int64_t rank;
   int64_t shape[8];
   int64_t strides[4][8];  // of each operand, in elements; 0 where it is stretched

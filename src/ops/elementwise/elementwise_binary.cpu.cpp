@@ -16,15 +16,13 @@ void binary_fwd(const KernelCall& call) {  // a, b
 }
 template <class T, class Formula>
 void binary_bwd_a(const KernelCall& call) {  // dy, a, b
-  map<T, 3>(call, [](Number<T> g, Number<T> a, Number<T> b) HWY_ATTR {
-    return Formula::pull_a(g, a, b);
-  });
+  map<T, 3>(call, [](Number<T> g, Number<T> a, Number<T> b)
+                      HWY_ATTR { return Formula::pull_a(g, a, b); });
 }
 template <class T, class Formula>
 void binary_bwd_b(const KernelCall& call) {  // dy, a, b
-  map<T, 3>(call, [](Number<T> g, Number<T> a, Number<T> b) HWY_ATTR {
-    return Formula::pull_b(g, a, b);
-  });
+  map<T, 3>(call, [](Number<T> g, Number<T> a, Number<T> b)
+                      HWY_ATTR { return Formula::pull_b(g, a, b); });
 }
 template <class T>
 void swiglu_fwd(const KernelCall& call) {  // a, b
@@ -126,8 +124,8 @@ void add_kernels(KernelRegistry& registry) {
   MT_PLAIN_FORMULAS(MT_ADD)
 #undef MT_ADD
 #define MT_ADD(name, value, a_needs, pull_a, b_needs, pull_b) \
-  add(#name "_fwd_", binary_fwd<T, name##_formula>);   \
-  add(#name "_bwd_a_", binary_bwd_a<T, name##_formula>); \
+  add(#name "_fwd_", binary_fwd<T, name##_formula>);          \
+  add(#name "_bwd_a_", binary_bwd_a<T, name##_formula>);      \
   add(#name "_bwd_b_", binary_bwd_b<T, name##_formula>);
   MT_BINARY_FORMULAS(MT_ADD)
 #undef MT_ADD

@@ -33,7 +33,8 @@ __device__ __forceinline__ To converted(From v) {
     return converted<To>(static_cast<std::int32_t>(v));
   } else if constexpr (std::is_same_v<From, float> && std::is_integral_v<To>) {
     constexpr int kDigits = std::numeric_limits<To>::digits;
-    const float end = kDigits == 64 ? 0x1p64F : static_cast<float>(std::uint64_t{1} << (kDigits % 64));
+    const float end =
+        kDigits == 64 ? 0x1p64F : static_cast<float>(std::uint64_t{1} << (kDigits % 64));
     if (v != v) return 0;
     if (v >= end) return std::numeric_limits<To>::max();
     if (v <= (std::is_signed_v<To> ? -end : 0.0F)) return std::numeric_limits<To>::min();
@@ -48,7 +49,8 @@ __device__ __forceinline__ To converted(From v) {
       const int excess = 40 - __clzll(static_cast<long long>(size));  // bits beyond 24
       if (size != 0 && excess > 0) {
         const std::uint64_t lost = size & ((std::uint64_t{1} << excess) - 1);
-        const float odd = ldexpf(static_cast<float>((size >> excess) | (lost != 0 ? 1U : 0U)), excess);
+        const float odd =
+            ldexpf(static_cast<float>((size >> excess) | (lost != 0 ? 1U : 0U)), excess);
         nearest = below ? -odd : odd;
       }
     }
@@ -87,8 +89,8 @@ void cast(const KernelCall& call) {
   const From* x = call.input<From>(0);
   To* y = call.output<To>(0);
   cuda::launch(cast_kernel<From, To>, cuda::blocks_for(size, kThreads * kEach), kThreads, 0, 1,
-               static_cast<cudaStream_t>(call.queue), size, cuda::is_aligned(x) && cuda::is_aligned(y),
-               x, y);
+               static_cast<cudaStream_t>(call.queue), size,
+               cuda::is_aligned(x) && cuda::is_aligned(y), x, y);
 }
 
 template <class From, class To>
@@ -114,8 +116,9 @@ void add_all(KernelRegistry& registry, List<From...> types) {
 }  // namespace
 
 void register_elementwise_cast_cuda(KernelRegistry& registry) {
-  add_all(registry, List<bool, std::uint8_t, std::uint16_t, std::uint32_t, std::uint64_t,
-                         std::int8_t, std::int16_t, std::int32_t, std::int64_t, F16, BF16, float>());
+  add_all(registry,
+          List<bool, std::uint8_t, std::uint16_t, std::uint32_t, std::uint64_t, std::int8_t,
+               std::int16_t, std::int32_t, std::int64_t, F16, BF16, float>());
 }
 
 }  // namespace mlxtape::ops

@@ -112,7 +112,8 @@ MT_FORMULA cuda::Pack<T> load_own(const T* p) {
 
 // How a stored T is computed with: floats as Number, integers and bytes as Whole.
 template <class T>
-constexpr bool kIsFloat = std::is_same_v<T, float> || std::is_same_v<T, F16> || std::is_same_v<T, BF16>;
+constexpr bool kIsFloat =
+    std::is_same_v<T, float> || std::is_same_v<T, F16> || std::is_same_v<T, BF16>;
 template <class T>
 using ValueOf = typename std::conditional_t<kIsFloat<T>, std::type_identity<Number<T>>,
                                             std::type_identity<Whole<T>>>::type;

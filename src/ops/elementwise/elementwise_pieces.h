@@ -19,7 +19,8 @@ struct Piece {
   std::size_t n;
 };
 
-inline constexpr std::size_t kRepeats = 64;  // at least two vectors of any type that is computed with
+inline constexpr std::size_t kRepeats =
+    64;  // at least two vectors of any type that is computed with
 
 struct Walk {
   int operands;

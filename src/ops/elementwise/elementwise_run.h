@@ -11,7 +11,7 @@ struct Operand {
   const Tensor* tensor;  // null: a number
   double value = 0;
 
-  Operand(const Tensor& t) : tensor(&t) {}            // NOLINT: operands are written as what they are
+  Operand(const Tensor& t) : tensor(&t) {}          // NOLINT: operands are written as what they are
   Operand(double v) : tensor(nullptr), value(v) {}  // NOLINT
 };
 

@@ -137,11 +137,11 @@ void binary_backward(Pullback& pullback, const std::array<const KernelHandle*, 2
   });
 }
 
-#define MT_BACKWARD(name, ...)                             \
-  void name##_backward(Pullback& pullback) {               \
+#define MT_BACKWARD(name, ...)                              \
+  void name##_backward(Pullback& pullback) {                \
     static constinit const KernelHandle kA(#name "_bwd_a"); \
     static constinit const KernelHandle kB(#name "_bwd_b"); \
-    binary_backward(pullback, {&kA, &kB});                 \
+    binary_backward(pullback, {&kA, &kB});                  \
   }
 MT_BINARY_FORMULAS(MT_BACKWARD)
 #undef MT_BACKWARD
@@ -180,8 +180,9 @@ Tensor record_pair(Tape& tape, const char* name, BackwardFn backward, TapeFn2 fo
     return (wants_a && holds(a_needs, operand)) || (wants_b && holds(b_needs, operand));
   };
   const PairSaved pair{{left.shape(), right.shape()}, {keeps('a'), keeps('b')}, {}, 0};
-  Saved saved = keeps('a') ? keeps('b') ? Saved({left, right}, pair) : Saved({left}, pair)
-                           : keeps('b') ? Saved({right}, pair) : Saved({}, pair);
+  Saved saved = keeps('a')   ? keeps('b') ? Saved({left, right}, pair) : Saved({left}, pair)
+                  : keeps('b') ? Saved({right}, pair)
+                             : Saved({}, pair);
   tape.record(name, backward, {left, right}, {&y}, std::move(saved));
   return y;
 }
@@ -231,29 +232,31 @@ void where_backward(Pullback& pullback) {
 
 }  // namespace
 
-#define MT_DEFINE(name, kept, value, pull)                                              \
-  Tensor name(Tape& tape, const Tensor& x) {                                            \
-    Tensor y = name(tape.encoder(), x);                                                 \
-    if (!tape.wants({x})) return y;                                                     \
-    constexpr char kKeeps = name##_formula::kKeeps;                                     \
-    tape.record(#name, name##_backward, {x}, {&y},                                      \
-                kKeeps == 'x' ? Saved({x}) : kKeeps == 'y' ? Saved({y}) : Saved());     \
-    return y;                                                                           \
+#define MT_DEFINE(name, kept, value, pull)          \
+  Tensor name(Tape& tape, const Tensor& x) {        \
+    Tensor y = name(tape.encoder(), x);             \
+    if (!tape.wants({x})) return y;                 \
+    constexpr char kKeeps = name##_formula::kKeeps; \
+    tape.record(#name, name##_backward, {x}, {&y},  \
+                kKeeps == 'x'   ? Saved({x})        \
+                : kKeeps == 'y' ? Saved({y})        \
+                                : Saved());         \
+    return y;                                       \
   }
 MT_UNARY_FORMULAS(MT_DEFINE)
 #undef MT_DEFINE
 
-#define MT_DEFINE_PAIR(name, a_needs, b_needs)                                                \
-  Tensor name(Tape& tape, const Tensor& a, const Tensor& b) {                                 \
-    return record_pair(tape, #name, name##_backward, name, a, b, a_needs, b_needs);           \
-  }                                                                                           \
-  Tensor name(Tape& tape, const Tensor& a, double b) {                                        \
-    return record_number(tape, #name, name##_backward, name(tape.encoder(), a, b), a, 0, b,   \
-                         a_needs);                                                            \
-  }                                                                                           \
-  Tensor name(Tape& tape, double a, const Tensor& b) {                                        \
-    return record_number(tape, #name, name##_backward, name(tape.encoder(), a, b), b, 1, a,   \
-                         b_needs);                                                            \
+#define MT_DEFINE_PAIR(name, a_needs, b_needs)                                              \
+  Tensor name(Tape& tape, const Tensor& a, const Tensor& b) {                               \
+    return record_pair(tape, #name, name##_backward, name, a, b, a_needs, b_needs);         \
+  }                                                                                         \
+  Tensor name(Tape& tape, const Tensor& a, double b) {                                      \
+    return record_number(tape, #name, name##_backward, name(tape.encoder(), a, b), a, 0, b, \
+                         a_needs);                                                          \
+  }                                                                                         \
+  Tensor name(Tape& tape, double a, const Tensor& b) {                                      \
+    return record_number(tape, #name, name##_backward, name(tape.encoder(), a, b), b, 1, a, \
+                         b_needs);                                                          \
   }
 MT_DEFINE_PAIR(add, "", "")
 MT_DEFINE_PAIR(subtract, "", "")
@@ -278,8 +281,7 @@ Tensor clip(Tape& tape, const Tensor& x, double low, double high) {
     });
     return result;
   };
-  tape.record("clip", clip_backward, {x}, {&y},
-              Saved({x}, ClipSaved{rounded(low), rounded(high)}));
+  tape.record("clip", clip_backward, {x}, {&y}, Saved({x}, ClipSaved{rounded(low), rounded(high)}));
   return y;
 }
 

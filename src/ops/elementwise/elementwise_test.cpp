@@ -45,7 +45,9 @@ const std::vector<Unary>& unaries() {
   const Of2 none = nullptr;     // |slope|
   static const std::vector<Unary> table = {
       {"abs", ops::abs, ops::abs, -3, 3, false, [](double x) { return std::abs(x); },
-       [](double x, double) { return x > 0 ? 1.0 : x < 0 ? -1.0 : 0.0; }, nothing, none},
+       [](double x, double) { return x > 0   ? 1.0
+                                     : x < 0 ? -1.0
+                                             : 0.0; }, nothing, none},
       {"exp", ops::exp, ops::exp, -9, 9, true, [](double x) { return std::exp(x); },
        [](double, double y) { return y; }, nothing, none},
       {"gelu", ops::gelu, ops::gelu, -5, 5, false, [](double x) { return x * normal_share(x); },
@@ -77,7 +79,9 @@ const std::vector<Unary>& unaries() {
        [](double, double y) { return y * (1 - y); }, nothing, none},
       {"silu", ops::silu, ops::silu, -9, 9, false, [](double x) { return x * sigma(x); },
        [](double x, double) { return sigma(x) * (1 + x * sigma(-x)); }, nothing,
-       [](double x, double) { return sigma(x) * (1 + std::abs(x) * sigma(-x)); }},
+       [](double x, double) {
+         return sigma(x) * (1 + std::abs(x) * sigma(-x));
+       }},
       {"softplus", ops::softplus, ops::softplus, -9, 9, false,
        [](double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); },
        [](double x, double) { return sigma(x); }, nothing, none},
@@ -87,7 +91,9 @@ const std::vector<Unary>& unaries() {
        [](double x, double) { return 2 * x; }, nothing, none},
       {"tanh", ops::tanh, ops::tanh, -4, 4, true, [](double x) { return std::tanh(x); },
        [](double, double y) { return 1 - y * y; }, nothing,
-       [](double, double y) { return 1 + y * y; }},
+       [](double, double y) {
+         return 1 + y * y;
+       }},
       {"clip", [](CommandEncoder& e, Tensor x) { return ops::clip(e, std::move(x), -1.25, 0.5); },
        [](Tape& t, const Tensor& x) { return ops::clip(t, x, -1.25, 0.5); }, -3, 3, false,
        [](double x) { return std::min(std::max(x, -1.25), 0.5); },
@@ -142,7 +148,9 @@ const std::vector<Binary>& binaries() {
        [](double a, double b) { return a * sigma(a) * b; },
        [](double a, double b) { return b * sigma(a) * (1 + a * sigma(-a)); },
        [](double a, double) { return a * sigma(a); }, nullptr,
-       [](double a, double b) { return std::abs(b) * sigma(a) * (1 + std::abs(a) * sigma(-a)); }},
+       [](double a, double b) {
+         return std::abs(b) * sigma(a) * (1 + std::abs(a) * sigma(-a));
+       }},
   };
   return table;
 }
@@ -201,23 +209,29 @@ TEST(ElementwiseCheck, SaysWhatIsWrong) {
   const auto i32 = Tensor::meta({4, 2}, DType::kI32);
   const auto metal = Tensor::meta({4, 2}, DType::kF32, Backend::kMetal);
   expect_refused({
-      {"integers", ops::unary_check("exp", i32), Errc::kDType, "exp: x must be f32, f16 or bf16, got i32"},
+      {"integers", ops::unary_check("exp", i32), Errc::kDType,
+       "exp: x must be f32, f16 or bf16, got i32"},
       {"shapes", ops::binary_check("add", f32, Tensor::meta({4})), Errc::kShape,
        "add: a and b must broadcast, got [4, 2] and [4]"},
       {"devices", ops::binary_check("add", f32, metal), Errc::kDevice, "got metal"},
-      {"a small integer", ops::binary_check("add", Tensor::meta({1}, DType::kI8), Tensor::meta({1}, DType::kI8)),
+      {"a small integer",
+       ops::binary_check("add", Tensor::meta({1}, DType::kI8), Tensor::meta({1}, DType::kI8)),
        Errc::kDType, "i32, u32 or i64, got i8"},
       {"integers divided", ops::binary_check("divide", i32, i32), Errc::kDType,
        "divide: the type of a and b together must be f32, f16 or bf16, got i32"},
-      {"a double", ops::number_check("add", Tensor::meta({1}, DType::kF64), 1), Errc::kDType, "got f64"},
+      {"a double", ops::number_check("add", Tensor::meta({1}, DType::kF64), 1), Errc::kDType,
+       "got f64"},
       {"half an integer", ops::number_check("add", i32, 0.5), Errc::kArgument,
        "the number must be one that i32 has, got 0.5"},
       {"too large an integer", ops::number_check("add", i32, 1e10), Errc::kArgument, "i32 has"},
-      {"logical", ops::logical_check("logical_or", f32, Tensor::meta({3})), Errc::kShape, "logical_or"},
-      {"where: sides", ops::where_check(f32, f32, Tensor::meta({3})), Errc::kShape, "where: a and b"},
+      {"logical", ops::logical_check("logical_or", f32, Tensor::meta({3})), Errc::kShape,
+       "logical_or"},
+      {"where: sides", ops::where_check(f32, f32, Tensor::meta({3})), Errc::kShape,
+       "where: a and b"},
       {"where: condition", ops::where_check(Tensor::meta({3}), f32, f32), Errc::kShape,
        "condition must broadcast with [4, 2], got [3]"},
-      {"where: device", ops::where_check(metal, f32, f32), Errc::kDevice, "condition must be where a is"},
+      {"where: device", ops::where_check(metal, f32, f32), Errc::kDevice,
+       "condition must be where a is"},
   });
   EXPECT_FALSE(ops::number_check("power", f32, 0.5));
   EXPECT_FALSE(ops::binary_check("add", i32, Tensor::meta({}, DType::kU8)));
@@ -287,8 +301,10 @@ class Elementwise : public OnDevice {
       want_b[at_b[i]].value += db * dy[i];
       want_b[at_b[i]].scale += 2 * std::abs(db * dy[i]);
     }
-    if (a.size() == static_cast<std::size_t>(n)) for (Ref& r : want_a) r.scale /= 2;
-    if (b.size() == static_cast<std::size_t>(n)) for (Ref& r : want_b) r.scale /= 2;
+    if (a.size() == static_cast<std::size_t>(n))
+      for (Ref& r : want_a) r.scale /= 2;
+    if (b.size() == static_cast<std::size_t>(n))
+      for (Ref& r : want_b) r.scale /= 2;
     Tape tape(encoder());
     const Tensor ta = tape.watch(put(a, sides.a));
     const Tensor tb = tape.watch(put(b, sides.b));
@@ -297,7 +313,9 @@ class Elementwise : public OnDevice {
     expect_close(at + "y", download(y), want_y, dtype, 0);
     if (n == 0) return;
     tape.backward(y, upload(dy, shape, dtype));
-    const auto terms = [&](std::size_t size) { return n / static_cast<std::int64_t>(size); };
+    const auto terms = [&](std::size_t size) {
+      return n / static_cast<std::int64_t>(size);
+    };
     expect_close(at + "da", download(tape.grad(ta)), want_a, dtype, terms(a.size()));
     expect_close(at + "db", download(tape.grad(tb)), want_b, dtype, terms(b.size()));
   }
@@ -337,11 +355,24 @@ TEST_P(Elementwise, MatchesOracleWhenStreamed) {
 }
 
 TEST_P(Elementwise, BinaryMatchesOracleForEveryBroadcast) {
-  const Sides sides[] = {{{0}, {0}},         {{0, 3}, {1}},        {{1}, {1}},      {{}, {}},
-                         {{33}, {33}},       {{257}, {1}},         {{1}, {257}},    {{5, 67}, {67}},
-                         {{5, 67}, {5, 1}},  {{1, 67}, {5, 1}},    {{7, 3}, {3}},   {{300, 5}, {300, 1}},
-                         {{2, 3, 4, 5}, {3, 1, 5}}, {{2, 1, 70}, {1, 3, 70}}, {{}, {4, 9}},
-                         {{6, 200}, {6, 200}}, {{3, 1, 2}, {1, 80, 1}}, {{1, 2500}, {3, 1}}};
+  const Sides sides[] = {{{0}, {0}},
+                         {{0, 3}, {1}},
+                         {{1}, {1}},
+                         {{}, {}},
+                         {{33}, {33}},
+                         {{257}, {1}},
+                         {{1}, {257}},
+                         {{5, 67}, {67}},
+                         {{5, 67}, {5, 1}},
+                         {{1, 67}, {5, 1}},
+                         {{7, 3}, {3}},
+                         {{300, 5}, {300, 1}},
+                         {{2, 3, 4, 5}, {3, 1, 5}},
+                         {{2, 1, 70}, {1, 3, 70}},
+                         {{}, {4, 9}},
+                         {{6, 200}, {6, 200}},
+                         {{3, 1, 2}, {1, 80, 1}},
+                         {{1, 2500}, {3, 1}}};
   for (const Binary& op : binaries()) {
     for (const DType dtype : kTypes) {
       for (const Sides& s : sides) check(op, s, dtype);
@@ -396,7 +427,8 @@ TEST_P(Elementwise, NumbersTakeTheTensorsType) {
         const std::string at = std::string(op.name) + " " + name_of(dtype) + (left ? " l" : " r");
         Tape tape(encoder());
         const Tensor tx = tape.watch(row(x, dtype));
-        const Tensor y = left ? op.record_left(tape, tx, number) : op.record_right(tape, number, tx);
+        const Tensor y =
+            left ? op.record_left(tape, tx, number) : op.record_right(tape, number, tx);
         expect_close(at + " y", download(y), want_y, dtype, 0);
         const Tensor plain =
             left ? op.run_left(encoder(), tx, number) : op.run_right(encoder(), number, tx);
@@ -427,9 +459,9 @@ TEST_P(Elementwise, TypesMeet) {
 }
 
 TEST_P(Elementwise, ExtremeNumbers) {
-  const std::vector<double> x = {0,     -0.0,    kInf, -kInf, kNaN,  1e-40, -1e-40, 3e38,
+  const std::vector<double> x = {0,     -0.0,     kInf, -kInf, kNaN,   1e-40, -1e-40, 3e38,
                                  -3e38, 0x1p-149, 88.7, -87.5, -103.5, 1,     -1,     -0.5,
-                                 15,    -15,     20,   -20,   1e-8,  -1e-8, 0x1p24, -0x1p30};
+                                 15,    -15,      20,   -20,   1e-8,   -1e-8, 0x1p24, -0x1p30};
   for (const Unary& op : unaries()) {
     std::vector<double> stored;
     for (const double v : x) stored.push_back(round_to(DType::kF32, v));
@@ -439,7 +471,8 @@ TEST_P(Elementwise, ExtremeNumbers) {
       if (std::isnan(want)) {
         EXPECT_TRUE(std::isnan(got[i])) << op.name << "(" << x[i] << ") = " << got[i];
       } else if (std::isinf(want) || want == 0) {
-        EXPECT_NEAR(got[i] == want ? 0 : got[i] - want, 0, 0x1p-148) << op.name << "(" << x[i] << ")";
+        EXPECT_NEAR(got[i] == want ? 0 : got[i] - want, 0, 0x1p-148)
+            << op.name << "(" << x[i] << ")";
       } else {
         const double scale = op.value_scale != nullptr ? op.value_scale(stored[i]) : std::abs(want);
         EXPECT_LE(std::abs(got[i] - want), scale * 0x1p-20 + (1 + std::abs(x[i])) * 0x1p-148)
@@ -450,8 +483,9 @@ TEST_P(Elementwise, ExtremeNumbers) {
 }
 
 TEST_P(Elementwise, PowerAsIeeeSays) {
-  const double values[] = {0,    -0.0, 1,   -1,   2,    -2,   0.5,   -0.5,   3,       -3,    kInf,
-                           -kInf, kNaN, 2.5, -2.5, 1e30, 1e-30, -1e-30, 1e-42, 16777217, -1e30, 1e5};
+  const double values[] = {0,     -0.0,   1,     -1,       2,     -2,  0.5,  -0.5,
+                           3,     -3,     kInf,  -kInf,    kNaN,  2.5, -2.5, 1e30,
+                           1e-30, -1e-30, 1e-42, 16777217, -1e30, 1e5};
   std::vector<double> a, b;
   for (const double u : values) {
     for (const double v : values) {
@@ -490,25 +524,32 @@ TEST_P(Elementwise, GradientsAtTheEdges) {
   };
   using Values = std::vector<double>;
   const Values a{1, 2, 3, kNaN, 1}, b{1, 3, 2, 1, kNaN};
-  const auto larger = grads([](Tape& t, const Tensor& u, const Tensor& v) { return ops::maximum(t, u, v); }, a, b);
+  const auto larger =
+      grads([](Tape& t, const Tensor& u, const Tensor& v) { return ops::maximum(t, u, v); }, a, b);
   EXPECT_EQ(larger.first, (Values{0, 0, 1, 0, 0}));
   EXPECT_EQ(larger.second, (Values{1, 1, 0, 0, 0}));
-  const auto smaller = grads([](Tape& t, const Tensor& u, const Tensor& v) { return ops::minimum(t, u, v); }, a, b);
+  const auto smaller =
+      grads([](Tape& t, const Tensor& u, const Tensor& v) { return ops::minimum(t, u, v); }, a, b);
   EXPECT_EQ(smaller.first, (Values{0, 1, 0, 0, 0}));
   EXPECT_EQ(smaller.second, (Values{1, 0, 1, 0, 0}));
-  for (const auto& y : {ops::maximum(encoder(), row(a), row(b)), ops::minimum(encoder(), row(a), row(b))}) {
+  for (const auto& y :
+       {ops::maximum(encoder(), row(a), row(b)), ops::minimum(encoder(), row(a), row(b))}) {
     const auto v = download(y);
     EXPECT_TRUE(std::isnan(v[3]) && std::isnan(v[4]) && !std::isnan(v[2]));
   }
-  EXPECT_EQ(grad([](Tape& t, const Tensor& x) { return ops::clip(t, x, -1, 1); }, {-2, -1, 0, 1, 2, kNaN}),
+  EXPECT_EQ(grad([](Tape& t, const Tensor& x) { return ops::clip(t, x, -1, 1); },
+                 {-2, -1, 0, 1, 2, kNaN}),
             (Values{0, 0, 1, 0, 0, 0}));
   EXPECT_EQ(download(ops::clip(encoder(), row({-2, 0, 2}), 1, -1)), (Values{-1, -1, -1}));
   EXPECT_EQ(grad([](Tape& t, const Tensor& x) { return ops::abs(t, x); }, {-2, 0, -0.0, 3, kNaN}),
             (Values{-1, 0, 0, 1, 0}));
-  EXPECT_EQ(grad([](Tape& t, const Tensor& x) { return ops::sqrt(t, x); }, {0, 4}), (Values{kInf, 0.25}));
-  EXPECT_EQ(grad([](Tape& t, const Tensor& x) { return ops::rsqrt(t, x); }, {0, 4}), (Values{-kInf, -0.0625}));
-  const auto powers = grads([](Tape& t, const Tensor& u, const Tensor& v) { return ops::power(t, u, v); },
-                            {0, 0, 0, 0, 2, -2}, {2, 1, 0.5, -1, 3, 3});
+  EXPECT_EQ(grad([](Tape& t, const Tensor& x) { return ops::sqrt(t, x); }, {0, 4}),
+            (Values{kInf, 0.25}));
+  EXPECT_EQ(grad([](Tape& t, const Tensor& x) { return ops::rsqrt(t, x); }, {0, 4}),
+            (Values{-kInf, -0.0625}));
+  const auto powers =
+      grads([](Tape& t, const Tensor& u, const Tensor& v) { return ops::power(t, u, v); },
+            {0, 0, 0, 0, 2, -2}, {2, 1, 0.5, -1, 3, 3});
   EXPECT_EQ(powers.first, (Values{0, 1, kInf, -kInf, 12, 12}));
   EXPECT_EQ(Values(powers.second.begin(), powers.second.begin() + 4), (Values{0, 0, 0, -kInf}));
   EXPECT_TRUE(std::isnan(powers.second[5]));
@@ -536,7 +577,8 @@ TEST_P(Elementwise, WhereChoosesAndSendsZeros) {
       b.push_back((i + 1) % 2);
       want.push_back(i % 3 == 0 ? a.back() : b.back());
     }
-    EXPECT_EQ(download(ops::where(encoder(), row(c, DType::kI32), row(a, dtype), row(b, dtype))), want)
+    EXPECT_EQ(download(ops::where(encoder(), row(c, DType::kI32), row(a, dtype), row(b, dtype))),
+              want)
         << name_of(dtype);
   }
 }
@@ -569,19 +611,29 @@ TEST_P(Elementwise, IntegersAndTruthValues) {
       };
       const Tensor ta = upload(a, s.a, dtype), tb = upload(b, s.b, dtype);
       expect("add", ops::add(encoder(), ta, tb), [](double u, double v) { return u + v; });
-      expect("subtract", ops::subtract(encoder(), ta, tb), [](double u, double v) { return u - v; });
-      expect("multiply", ops::multiply(encoder(), ta, tb), [](double u, double v) { return u * v; });
-      expect("max", ops::maximum(encoder(), ta, tb), [](double u, double v) { return std::max(u, v); });
-      expect("min", ops::minimum(encoder(), ta, tb), [](double u, double v) { return std::min(u, v); });
+      expect("subtract", ops::subtract(encoder(), ta, tb),
+             [](double u, double v) { return u - v; });
+      expect("multiply", ops::multiply(encoder(), ta, tb),
+             [](double u, double v) { return u * v; });
+      expect("max", ops::maximum(encoder(), ta, tb),
+             [](double u, double v) { return std::max(u, v); });
+      expect("min", ops::minimum(encoder(), ta, tb),
+             [](double u, double v) { return std::min(u, v); });
       expect("equal", ops::equal(encoder(), ta, tb), [](double u, double v) { return u == v; });
-      expect("not_equal", ops::not_equal(encoder(), ta, tb), [](double u, double v) { return u != v; });
+      expect("not_equal", ops::not_equal(encoder(), ta, tb),
+             [](double u, double v) { return u != v; });
       expect("less", ops::less(encoder(), ta, tb), [](double u, double v) { return u < v; });
-      expect("less_equal", ops::less_equal(encoder(), ta, tb), [](double u, double v) { return u <= v; });
+      expect("less_equal", ops::less_equal(encoder(), ta, tb),
+             [](double u, double v) { return u <= v; });
       expect("greater", ops::greater(encoder(), ta, tb), [](double u, double v) { return u > v; });
-      expect("greater_equal", ops::greater_equal(encoder(), ta, tb), [](double u, double v) { return u >= v; });
-      expect("and", ops::logical_and(encoder(), ta, tb), [](double u, double v) { return u != 0 && v != 0; });
-      expect("or", ops::logical_or(encoder(), ta, tb), [](double u, double v) { return u != 0 || v != 0; });
-      expect("not", ops::logical_not(encoder(), ops::add(encoder(), ta, ops::subtract(encoder(), tb, tb))),
+      expect("greater_equal", ops::greater_equal(encoder(), ta, tb),
+             [](double u, double v) { return u >= v; });
+      expect("and", ops::logical_and(encoder(), ta, tb),
+             [](double u, double v) { return u != 0 && v != 0; });
+      expect("or", ops::logical_or(encoder(), ta, tb),
+             [](double u, double v) { return u != 0 || v != 0; });
+      expect("not",
+             ops::logical_not(encoder(), ops::add(encoder(), ta, ops::subtract(encoder(), tb, tb))),
              [](double u, double) { return u == 0; });
       if (dtype != DType::kBool) {
         expect("a number", ops::add(encoder(), ta, 3), [](double u, double) { return u + 3; });
@@ -594,14 +646,17 @@ TEST_P(Elementwise, IntegersAndTruthValues) {
   EXPECT_EQ(download(ops::less(encoder(), nan, one)), (std::vector<double>{0}));
   EXPECT_EQ(download(ops::logical_and(encoder(), nan, one)), (std::vector<double>{1}));
   const double top = 2147483647;  // integers wrap around
-  EXPECT_EQ(download(ops::add(encoder(), row({top}, DType::kI32), 1)), (std::vector<double>{-top - 1}));
+  EXPECT_EQ(download(ops::add(encoder(), row({top}, DType::kI32), 1)),
+            (std::vector<double>{-top - 1}));
 }
 
 TEST_P(Elementwise, CastsBetweenAllTypes) {
-  const std::vector<double> values = {0, 1, -1, 3.99, -3.99, 127.5, 300, -129, 65535, 65536, 1e9, -1e9,
-                                      4294967296, 1e19, -1e19, kInf, -kInf, kNaN, 0.1, 2049, 257, 1e-30};
+  const std::vector<double> values = {0,     1,     -1,  3.99, -3.99,      127.5, 300,   -129,
+                                      65535, 65536, 1e9, -1e9, 4294967296, 1e19,  -1e19, kInf,
+                                      -kInf, kNaN,  0.1, 2049, 257,        1e-30};
   std::vector<double> many;
-  for (int i = 0; i < 1500; ++i) many.push_back(values[static_cast<std::size_t>(i) % values.size()]);
+  for (int i = 0; i < 1500; ++i)
+    many.push_back(values[static_cast<std::size_t>(i) % values.size()]);
   for (std::size_t i = 0; i < kDTypeCount; ++i) {
     for (std::size_t j = 0; j < kDTypeCount; ++j) {
       const auto from = static_cast<DType>(i), to = static_cast<DType>(j);
@@ -616,7 +671,8 @@ TEST_P(Elementwise, CastsBetweenAllTypes) {
       const auto got = download(y);
       for (std::size_t k = 0; k < many.size(); ++k) {
         ASSERT_TRUE(got[k] == want[k] || (std::isnan(got[k]) && std::isnan(want[k])))
-            << name_of(from) << " " << many[k] << " to " << name_of(to) << ": " << got[k] << ", want " << want[k];
+            << name_of(from) << " " << many[k] << " to " << name_of(to) << ": " << got[k]
+            << ", want " << want[k];
       }
     }
   }
@@ -723,10 +779,13 @@ std::vector<BenchCase> elementwise_bench_cases() {
           const Tensor x = random_tensor(encoder, shape, dtype, 1);
           return positive ? ops::abs(encoder, x) : x;
         };
-        cases.push_back({op.name, "fwd", at, dtype, bytes, bytes, 1, 1, [=](CommandEncoder& encoder) {
-                           const Tensor x = input(encoder);
-                           return [=, &encoder] { op.run(encoder, x); };
-                         }});
+        cases.push_back(
+            {op.name, "fwd", at, dtype, bytes, bytes, 1, 1, [=](CommandEncoder& encoder) {
+               const Tensor x = input(encoder);
+               return [=, &encoder] {
+                 op.run(encoder, x);
+               };
+             }});
       }
       for (const Binary& op : binaries()) {
         const auto add = [&](const std::string& form, const Shape& other, std::int64_t more) {
@@ -736,7 +795,9 @@ std::vector<BenchCase> elementwise_bench_cases() {
                              Tensor a = random_tensor(encoder, shape, dtype, 1);
                              Tensor b = random_tensor(encoder, other, dtype, 2);
                              if (positive) a = ops::abs(encoder, a), b = ops::abs(encoder, b);
-                             return [=, &encoder] { op.run(encoder, a, b); };
+                             return [=, &encoder] {
+                               op.run(encoder, a, b);
+                             };
                            }});
         };
         const std::string name = op.name;
@@ -747,12 +808,14 @@ std::vector<BenchCase> elementwise_bench_cases() {
           add(name + "_one", {1}, 0);
         }
       }
-      cases.push_back({"less", "fwd", at, dtype, 2 * bytes, side * side, 2, 1,
-                       [=](CommandEncoder& encoder) {
-                         const Tensor a = random_tensor(encoder, shape, dtype, 1);
-                         const Tensor b = random_tensor(encoder, shape, dtype, 2);
-                         return [=, &encoder] { ops::less(encoder, a, b); };
-                       }});
+      cases.push_back(
+          {"less", "fwd", at, dtype, 2 * bytes, side * side, 2, 1, [=](CommandEncoder& encoder) {
+             const Tensor a = random_tensor(encoder, shape, dtype, 1);
+             const Tensor b = random_tensor(encoder, shape, dtype, 2);
+             return [=, &encoder] {
+               ops::less(encoder, a, b);
+             };
+           }});
       // Forward and backward of what is done most, by the tape: dy once more, and dx.
       for (const char* form : {"silu", "gelu", "tanh"}) {
         const Unary* op = nullptr;

@@ -20,15 +20,13 @@ void unary_bwd(const KernelCall& call) {  // dy, what is kept
 }
 template <class T>
 void clip_fwd(const KernelCall& call) {  // x, low, high
-  map<T, 3>(call, [](Number<T> x, Number<T> low, Number<T> high) HWY_ATTR {
-    return clip_value(x, low, high);
-  });
+  map<T, 3>(call, [](Number<T> x, Number<T> low, Number<T> high)
+                      HWY_ATTR { return clip_value(x, low, high); });
 }
 template <class T>
 void clip_bwd(const KernelCall& call) {  // dy, x, low, high
-  map<T, 4>(call, [](Number<T> g, Number<T> x, Number<T> low, Number<T> high) HWY_ATTR {
-    return clip_pull(g, x, low, high);
-  });
+  map<T, 4>(call, [](Number<T> g, Number<T> x, Number<T> low, Number<T> high)
+                      HWY_ATTR { return clip_pull(g, x, low, high); });
 }
 
 template <class T, class Formula>

@@ -97,16 +97,17 @@ void logical_not_fwd(const KernelCall& call) {
 template <class S>
 void where_fwd(const KernelCall& call) {  // condition, a, b
   S* out = call.output<S>(0);
-  for_pieces(call, {3, {1, sizeof(S), sizeof(S)}, kDType<S>, true}, [&](const Piece& piece) HWY_ATTR {
-    const auto* condition = static_cast<const std::uint8_t*>(piece.in[0]);
-    const S* a = static_cast<const S*>(piece.in[1]);
-    const S* b = static_cast<const S*>(piece.in[2]);
-    S* y = out + piece.at;
-    for (std::size_t i = 0; i < piece.n; ++i) {
-      const S mask = static_cast<S>(-static_cast<S>(condition[i] != 0));
-      y[i] = static_cast<S>((a[i] & mask) | (b[i] & static_cast<S>(~mask)));
-    }
-  });
+  for_pieces(call, {3, {1, sizeof(S), sizeof(S)}, kDType<S>, true},
+             [&](const Piece& piece) HWY_ATTR {
+               const auto* condition = static_cast<const std::uint8_t*>(piece.in[0]);
+               const S* a = static_cast<const S*>(piece.in[1]);
+               const S* b = static_cast<const S*>(piece.in[2]);
+               S* y = out + piece.at;
+               for (std::size_t i = 0; i < piece.n; ++i) {
+                 const S mask = static_cast<S>(-static_cast<S>(condition[i] != 0));
+                 y[i] = static_cast<S>((a[i] & mask) | (b[i] & static_cast<S>(~mask)));
+               }
+             });
 }
 
 // ---- cast ----
@@ -173,7 +174,8 @@ void add_casts(KernelRegistry& registry) {
       if (i == j) continue;
       Types& pair = types[i * kDTypeCount + j];
       pair = {static_cast<DType>(i), static_cast<DType>(j)};
-      registry.add(Backend::kCpu, std::string("cast_") + name_of(pair.from) + "_" + name_of(pair.to),
+      registry.add(Backend::kCpu,
+                   std::string("cast_") + name_of(pair.from) + "_" + name_of(pair.to),
                    cast_kernel(pair.from, pair.to), nullptr, &pair);
     }
   }

@@ -122,8 +122,8 @@ void where_fwd(const KernelCall& call) {  // condition, a, b; of the two sides o
   for (int k = 0; k < 4; ++k) {
     const std::int64_t inner = k == 3 ? 1 : args.strides[k][0];
     const std::size_t bytes = k == 0 ? kEach : kEach * sizeof(S);
-    flat = flat && (inner == 0 ||
-                    (inner == 1 && reinterpret_cast<std::uintptr_t>(from[k]) % bytes == 0));
+    flat = flat &&
+           (inner == 0 || (inner == 1 && reinterpret_cast<std::uintptr_t>(from[k]) % bytes == 0));
   }
   constexpr std::int64_t kMostBlocks = 64 * cuda::kMultiprocessors;
   const std::int64_t work = flat ? args.size / kEach + 1 : args.size;

@@ -7,39 +7,40 @@
 // Included inside the namespace of whoever reads it, once for each instruction set: no guard, no includes.
 
 #ifndef MT_FORMULA
-#define MT_FORMULA inline  // a kernel file says how its functions are declared before it includes this
+#define MT_FORMULA \
+  inline  // a kernel file says how its functions are declared before it includes this
 #endif
 
 // name, what the gradient is made from (x, y or nothing), y of x, dx of that and g
-#define MT_UNARY_FORMULAS(F)                                                    \
-  F(abs, x, abs(x), select(x > V(0), g, select(x < V(0), -g, V(0))))            \
-  F(exp, y, exp(x), g * y)                                                      \
-  F(gelu, x, gelu_value(x), g * gelu_slope(x))                                  \
-  F(gelu_tanh, x, x * sigmoid(gelu_inner(x)).value, g * gelu_tanh_slope(x))     \
-  F(log, x, log(x), g / x)                                                      \
-  F(log1p, x, log1p(x), g / (x + V(1)))                                         \
-  F(negative, nothing, -x, -g)                                                  \
-  F(rsqrt, y, V(1) / sqrt(x), g * V(-0.5F) * y * y * y)                         \
-  F(sigmoid, y, sigmoid(x).value, g * y * (V(1) - y))                           \
-  F(silu, x, x * sigmoid(x).value, g * silu_slope(x))                           \
-  F(softplus, x, max(x, V(0)) + log1p(exp(-abs(x))), g * sigmoid(x).value)      \
-  F(sqrt, y, sqrt(x), V(0.5F) * g / y)                                          \
-  F(square, x, x * x, V(2) * g * x)                                             \
-  F(tanh, y, tanh(x), g * (V(1) - y * y))
+#define MT_UNARY_FORMULAS(F)                                               \
+  F(abs, x, abs(x), select(x > V(0), g, select(x < V(0), -g, V(0))))       \
+  F(exp, y, exp(x), g* y)                                                  \
+  F(gelu, x, gelu_value(x), g* gelu_slope(x))                              \
+  F(gelu_tanh, x, x* sigmoid(gelu_inner(x)).value, g* gelu_tanh_slope(x))  \
+  F(log, x, log(x), g / x)                                                 \
+  F(log1p, x, log1p(x), g / (x + V(1)))                                    \
+  F(negative, nothing, -x, -g)                                             \
+  F(rsqrt, y, V(1) / sqrt(x), g * V(-0.5F) * y * y * y)                    \
+  F(sigmoid, y, sigmoid(x).value, g* y*(V(1) - y))                         \
+  F(silu, x, x* sigmoid(x).value, g* silu_slope(x))                        \
+  F(softplus, x, max(x, V(0)) + log1p(exp(-abs(x))), g * sigmoid(x).value) \
+  F(sqrt, y, sqrt(x), V(0.5F) * g / y)                                     \
+  F(square, x, x* x, V(2) * g * x)                                         \
+  F(tanh, y, tanh(x), g*(V(1) - y * y))
 
 // name, y of a and b. The gradients are made of dy and these functions themselves (elementwise_tape.cpp).
 #define MT_PLAIN_FORMULAS(F) \
   F(add, a + b)              \
-  F(multiply, a * b)         \
+  F(multiply, a* b)          \
   F(subtract, a - b)
 
 // name, y of a and b, then da and db, each after what it is made from besides g. Where a and b are equal,
 // the larger and the smaller is b.
-#define MT_BINARY_FORMULAS(F)                                                                    \
-  F(divide, a / b, b, g / b, ab, -(g * (a / b)) / b)                                             \
-  F(maximum, max(a, b), ab, select(a > b, g, V(0)), ab, select(a <= b, g, V(0)))                 \
-  F(minimum, min(a, b), ab, select(a < b, g, V(0)), ab, select(a >= b, g, V(0)))                 \
-  F(power, pow(a, b), ab, g * (b * pow(a, b - V(1))), ab, power_slope(a, b, g))
+#define MT_BINARY_FORMULAS(F)                                                    \
+  F(divide, a / b, b, g / b, ab, -(g * (a / b)) / b)                             \
+  F(maximum, max(a, b), ab, select(a > b, g, V(0)), ab, select(a <= b, g, V(0))) \
+  F(minimum, min(a, b), ab, select(a < b, g, V(0)), ab, select(a >= b, g, V(0))) \
+  F(power, pow(a, b), ab, g*(b * pow(a, b - V(1))), ab, power_slope(a, b, g))
 
 // name, is it so?
 #define MT_COMPARE_FORMULAS(F) \
@@ -113,39 +114,39 @@ MT_FORMULA V power_slope(V a, V b, V g) {
 }
 
 // <name>_formula: the rows of the tables as types.
-#define MT_UNARY_TYPE(name, kept, of_x, pulled)                              \
-  struct name##_formula {                                                    \
-    static constexpr char kKeeps = *#kept; /* 'x', 'y' or 'n' */             \
-    template <class V>                                                       \
-    static MT_FORMULA V value(V x) {                                         \
-      return of_x;                                                           \
-    }                                                                        \
-    template <class V>                                                       \
-    static MT_FORMULA V pull(V g, [[maybe_unused]] V kept) {                 \
-      return pulled;                                                         \
-    }                                                                        \
+#define MT_UNARY_TYPE(name, kept, of_x, pulled)                  \
+  struct name##_formula {                                        \
+    static constexpr char kKeeps = *#kept; /* 'x', 'y' or 'n' */ \
+    template <class V>                                           \
+    static MT_FORMULA V value(V x) {                             \
+      return of_x;                                               \
+    }                                                            \
+    template <class V>                                           \
+    static MT_FORMULA V pull(V g, [[maybe_unused]] V kept) {     \
+      return pulled;                                             \
+    }                                                            \
   };
-#define MT_PLAIN_TYPE(name, of_ab)          \
+#define MT_PLAIN_TYPE(name, of_ab)        \
   struct name##_formula {                 \
     template <class V>                    \
     static MT_FORMULA V value(V a, V b) { \
       return of_ab;                       \
     }                                     \
   };
-#define MT_BINARY_TYPE(name, of_ab, a_needs, of_a, b_needs, of_b)                                        \
-  struct name##_formula {                                                                  \
-    template <class V>                                                                     \
-    static MT_FORMULA V value(V a, V b) {                                                  \
-      return of_ab;                                                                        \
-    }                                                                                      \
-    template <class V>                                                                     \
-    static MT_FORMULA V pull_a(V g, [[maybe_unused]] V a, [[maybe_unused]] V b) {          \
-      return of_a;                                                                         \
-    }                                                                                      \
-    template <class V>                                                                     \
-    static MT_FORMULA V pull_b(V g, [[maybe_unused]] V a, [[maybe_unused]] V b) {          \
-      return of_b;                                                                         \
-    }                                                                                      \
+#define MT_BINARY_TYPE(name, of_ab, a_needs, of_a, b_needs, of_b)                 \
+  struct name##_formula {                                                         \
+    template <class V>                                                            \
+    static MT_FORMULA V value(V a, V b) {                                         \
+      return of_ab;                                                               \
+    }                                                                             \
+    template <class V>                                                            \
+    static MT_FORMULA V pull_a(V g, [[maybe_unused]] V a, [[maybe_unused]] V b) { \
+      return of_a;                                                                \
+    }                                                                             \
+    template <class V>                                                            \
+    static MT_FORMULA V pull_b(V g, [[maybe_unused]] V a, [[maybe_unused]] V b) { \
+      return of_b;                                                                \
+    }                                                                             \
   };
 #define MT_COMPARE_TYPE(name, of_ab)         \
   struct name##_formula {                    \

@@ -48,7 +48,9 @@ struct Plan {
 
 Plan plan_of(CommandEncoder& encoder, const Tensor& x, const Axes& axes, bool keepdims) {
   const auto is_reduced = reduced(x.shape(), axes);
-  const auto at = [&](std::int64_t i) { return is_reduced[static_cast<std::size_t>(i)]; };
+  const auto at = [&](std::int64_t i) {
+    return is_reduced[static_cast<std::size_t>(i)];
+  };
   Plan plan{};
   plan.args = {1, 1, 1, 1};
   int changes = 0;  // between kept and reduced, axes of length 1 left aside
@@ -80,9 +82,10 @@ Plan plan_of(CommandEncoder& encoder, const Tensor& x, const Axes& axes, bool ke
       plan.permuted.push_back(x.dim(i));
       strides.push_back(x.strides()[i]);
     }
-    plan.x = x.has_memory() ? encoder.contiguous(Tensor(x.buffer(), x.dtype(), plan.permuted,
-                                                        strides, x.offset()))
-                            : x;
+    plan.x =
+        x.has_memory()
+            ? encoder.contiguous(Tensor(x.buffer(), x.dtype(), plan.permuted, strides, x.offset()))
+            : x;
   } else {
     plan.x = encoder.contiguous(x);
   }
@@ -114,9 +117,7 @@ Tensor in_shape_of_x(const Tensor& dx, const Reduced& r) {
 }
 
 // dy as the kernels read it, [outer, inner].
-Tensor flat_grad(Pullback& pullback) {
-  return pullback.encoder().contiguous(pullback.take_grad());
-}
+Tensor flat_grad(Pullback& pullback) { return pullback.encoder().contiguous(pullback.take_grad()); }
 
 template <class... In>
 void give_dx(Pullback& pullback, const KernelHandle& handle, const Tensor& dy, const In&... in) {
@@ -221,9 +222,9 @@ Check reduce_check(const char* op, const Tensor& x, const Axes& axes) {
   for (const std::int64_t axis : axes.list) {
     const auto a = normal_axis(axis, x.rank());
     if (!a) {
-      return wrong(op, Errc::kArgument, "axes must be in [-" + std::to_string(x.rank()) + ", " +
-                                            std::to_string(x.rank()) + "), got " +
-                                            std::to_string(axis));
+      return wrong(op, Errc::kArgument,
+                   "axes must be in [-" + std::to_string(x.rank()) + ", " +
+                       std::to_string(x.rank()) + "), got " + std::to_string(axis));
     }
     if (std::exchange(seen[static_cast<std::size_t>(*a)], true)) {
       return wrong(op, Errc::kArgument, "each axis at most once, got " + to_string(axes.list));
@@ -257,8 +258,9 @@ Check reduce_check(const char* op, const Tensor& x, const Axes& axes) {
 Check sum_to_check(const Tensor& x, const Shape& shape) {
   const auto both = broadcast_shapes(x.shape(), shape);
   if (!both || !(*both == x.shape())) {
-    return wrong("sum_to", Errc::kShape, "the shape must broadcast to that of x " +
-                                             to_string(x.shape()) + ", got " + to_string(shape));
+    return wrong("sum_to", Errc::kShape,
+                 "the shape must broadcast to that of x " + to_string(x.shape()) + ", got " +
+                     to_string(shape));
   }
   if (!is_kernel_float(x.dtype())) {
     return wrong("sum_to", Errc::kDType,

@@ -123,16 +123,21 @@ HWY_INLINE void fold_columns(const T* x, std::int64_t rows, std::int64_t stride,
       for (std::int64_t r = 0; r < count(); ++r) sum = Fold::step(sum, get(at + r * stride + i), v);
       return sum;
     };
-    const auto whole = [&](const auto* p) HWY_ATTR { return load(d, p); };
+    const auto whole = [&](const auto* p) HWY_ATTR {
+      return load(d, p);
+    };
     for_row(
         d, width, [&](std::size_t i) HWY_ATTR { hn::StoreU(one(i, whole, whole), d, all + i); },
         [&](std::size_t i, std::size_t n) HWY_ATTR {
-          const auto part = [&](const auto* p) HWY_ATTR { return load_n(d, p, n); };
+          const auto part = [&](const auto* p) HWY_ATTR {
+            return load_n(d, p, n);
+          };
           store_n(d, one(i, part, part), all + i, n);
         });
   };
   std::int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) some_rows(x + r * stride, std::integral_constant<std::int64_t, 4>());
+  for (; r + 4 <= rows; r += 4)
+    some_rows(x + r * stride, std::integral_constant<std::int64_t, 4>());
   for (; r < rows; ++r) some_rows(x + r * stride, std::integral_constant<std::int64_t, 1>());
 }
 
@@ -294,10 +299,10 @@ float joined(float m, float s) { return std::isinf(m) ? m : m + std::log(s); }
 template <class T>
 void logsumexp_fwd(const KernelCall& call) {
   const auto& args = call.as<ReduceArgs>();
-  const T* x = call.input<T>(0);          // [outer, count, inner]
-  T* y = call.output<T>(0);               // [outer, inner]
-  float* m = call.output<float>(1);       // [outer, inner]
-  float* s = m + results(args);           // [outer, inner]
+  const T* x = call.input<T>(0);     // [outer, count, inner]
+  T* y = call.output<T>(0);          // [outer, inner]
+  float* m = call.output<float>(1);  // [outer, inner]
+  float* s = m + results(args);      // [outer, inner]
   if (has_whole_rows(args)) {
     return for_whole_rows(args, x, [&](std::int64_t r, const T* row) HWY_ATTR {
       m[r] = fold_row<Max<T>>(row, args.count, 0);
@@ -416,8 +421,9 @@ void extreme_bwd(const KernelCall& call) {
   });
   fold<CountEqual<T>>(args, x, b, a, b + results(args));
   for_results(args, [&](std::int64_t first, std::size_t n) HWY_ATTR {
-    map_row(a + first, n, [](VF count, VF g) HWY_ATTR { return hn::Div(g, count); }, a + first,
-            dy + first);
+    map_row(
+        a + first, n, [](VF count, VF g) HWY_ATTR { return hn::Div(g, count); }, a + first,
+        dy + first);
   });
   // Nothing equals y where it is NaN.
   spread<true>(args, x, a, b, dx, [](VF v, VF share, VF top) HWY_ATTR {
@@ -436,8 +442,8 @@ void logsumexp_bwd(const KernelCall& call) {
   T* dx = call.output<T>(0);                      // [outer, count, inner]
   auto* a = static_cast<float*>(call.workspace);  // [outer, inner]
   for_results(args, [&](std::int64_t first, std::size_t n) HWY_ATTR {
-    map_row(a + first, n, [](VF g, VF sum) HWY_ATTR { return hn::Div(g, sum); }, dy + first,
-            s + first);
+    map_row(
+        a + first, n, [](VF g, VF sum) HWY_ATTR { return hn::Div(g, sum); }, dy + first, s + first);
   });
   spread<true>(args, x, a, m, dx, [](VF v, VF share, VF top) HWY_ATTR {
     return hn::Mul(share, exp_for(DF(), T(), hn::Sub(v, top)));

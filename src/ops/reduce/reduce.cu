@@ -66,9 +66,7 @@ template <class T>
 struct Min {
   static constexpr float kStart = INFINITY;
   static __device__ __forceinline__ float step(float all, float x, float) { return join(all, x); }
-  static __device__ __forceinline__ float join(float a, float b) {
-    return -cuda::max_nan(-a, -b);
-  }
+  static __device__ __forceinline__ float join(float a, float b) { return -cuda::max_nan(-a, -b); }
 };
 
 // Over the threads of a row; the same bits in each.
@@ -264,10 +262,11 @@ Cut cut_of(const ReduceArgs& args) {
   const std::int64_t side_by_side =
       args.inner == 1 ? args.outer : args.outer * cuda::blocks_for(args.inner, 4 * kWarp);
   const std::int64_t least = args.inner == 1 ? 16384 : 64;  // worth a block of its own
-  std::int64_t chunks = std::min(cuda::blocks_for(kEnoughBlocks, side_by_side),
-                                 cuda::blocks_for(count, least));
+  std::int64_t chunks =
+      std::min(cuda::blocks_for(kEnoughBlocks, side_by_side), cuda::blocks_for(count, least));
   chunks = std::max<std::int64_t>(chunks, 1);
-  const std::int64_t each = cuda::blocks_for(cuda::blocks_for(count, chunks), 8) * 8;  // whole packs
+  const std::int64_t each =
+      cuda::blocks_for(cuda::blocks_for(count, chunks), 8) * 8;  // whole packs
   return {each, cuda::blocks_for(count, each)};
 }
 
@@ -320,8 +319,8 @@ void once_fwd(const KernelCall& call) {  // sum, mean, max, min
   const Cut cut = cut_of(args);
   auto* parts = static_cast<float*>(call.workspace);  // [outer, chunks, inner]
   fold<Fold<T>>(args, cut, call.input<T>(0), nullptr, parts, stream);
-  join<Fold<T>>(args, cut, parts,
-                Divided<T>{call.output<T>(0), static_cast<float>(args.divisor)}, stream);
+  join<Fold<T>>(args, cut, parts, Divided<T>{call.output<T>(0), static_cast<float>(args.divisor)},
+                stream);
 }
 
 // found [outer, inner]: what the second fold is relative to, the first one's divided by `by`.
@@ -352,17 +351,16 @@ void twice(const KernelCall& call, float by, float* found, const Finish& to) {
 
 template <class T>
 void logsumexp_fwd(const KernelCall& call) {
-  float* m = call.output<float>(1);                     // [outer, inner]
-  float* s = m + results(call.as<ReduceArgs>());        // [outer, inner]
+  float* m = call.output<float>(1);               // [outer, inner]
+  float* s = m + results(call.as<ReduceArgs>());  // [outer, inner]
   twice<Max<T>, SumExp<T>, T>(call, 1, m, Joined<T>{call.output<T>(0), m, s});
 }
 
 template <class T>
 void var_fwd(const KernelCall& call) {
   const auto& args = call.as<ReduceArgs>();
-  twice<Sum<T>, SumSquares<T>, T>(
-      call, static_cast<float>(args.count), call.output<float>(1),
-      Divided<T>{call.output<T>(0), static_cast<float>(args.divisor)});
+  twice<Sum<T>, SumSquares<T>, T>(call, static_cast<float>(args.count), call.output<float>(1),
+                                  Divided<T>{call.output<T>(0), static_cast<float>(args.divisor)});
 }
 
 // ---- backward: dx = apply(x, of(result)) ----
@@ -414,7 +412,8 @@ __device__ __forceinline__ std::int64_t result_of(const ReduceArgs& args, std::i
 }
 
 template <class T, class Spread, bool kPacks>
-__global__ void __launch_bounds__(kThreads) spread_kernel(ReduceArgs args, Spread f, const T* x, T* dx) {
+__global__ void __launch_bounds__(kThreads)
+    spread_kernel(ReduceArgs args, Spread f, const T* x, T* dx) {
   cuda::wait_turn();
   const std::int64_t size = args.outer * args.count * args.inner;
   const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -464,7 +463,8 @@ void sum_bwd(const KernelCall& call) {  // dy
 // Scratch: partial counts, then y as f32, then the counts.
 std::size_t extreme_workspace(const void* args) {
   return workspace(args) +
-         2 * static_cast<std::size_t>(results(*static_cast<const ReduceArgs*>(args))) * sizeof(float);
+         2 * static_cast<std::size_t>(results(*static_cast<const ReduceArgs*>(args))) *
+             sizeof(float);
 }
 template <class T>
 __global__ void __launch_bounds__(kThreads) widen_kernel(std::int64_t n, const T* from, float* to) {
@@ -515,7 +515,8 @@ __global__ void __launch_bounds__(kThreads) whole_sum_kernel(ReduceArgs args, co
   const std::int64_t outer = cuda::divide(i, args.inner, inner);
   const U* from = x + outer * args.count * args.inner + inner;
   U sum = 0;
-  for (std::int64_t c = threadIdx.x % kWarp; c < args.count; c += kWarp) sum += from[c * args.inner];
+  for (std::int64_t c = threadIdx.x % kWarp; c < args.count; c += kWarp)
+    sum += from[c * args.inner];
 #pragma unroll
   for (int step = kWarp / 2; step > 0; step /= 2) sum += __shfl_xor_sync(cuda::kAll, sum, step);
   if (threadIdx.x % kWarp == 0) y[i] = sum;
