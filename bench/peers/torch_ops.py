@@ -116,3 +116,42 @@ class TorchOps:
             forward = self.compiled(route_and_count)
             return lambda: forward(logits)
         return self.backward_of(self.compiled(route)(logits)[0], (logits,), self.randn(tokens, k))
+
+    # Functions that are the same word in the language, by the form's name; what goes another way is here.
+    ELEMENTWISE = {
+        "gelu": F.gelu,
+        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+        "silu": F.silu,
+        "softplus": F.softplus,
+        "clip": lambda x: torch.clamp(x, -1.25, 0.5),
+        "power": torch.pow,
+        "swiglu": lambda a, b: F.silu(a) * b,
+    }
+    TWO = {"add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "swiglu", "less"}
+
+    def elementwise(self, form, direction, rows, cols):
+        name, _, other = form.partition("_") if form.split("_")[0] in self.TWO else (form, "", "")
+        op = self.ELEMENTWISE.get(name) or getattr(torch, name)
+        fn = self.compiled(op)
+        positive = name in ("log", "log1p", "rsqrt", "sqrt", "divide", "power")
+        make = (lambda *s: self.randn(*s).abs()) if positive else self.randn
+        inputs = [make(rows, cols)]
+        if name in self.TWO:
+            inputs.append(make(*{"": (rows, cols), "row": (cols,), "column": (rows, 1), "one": (1,)}[other]))
+        if direction == "fwd":
+            return lambda: fn(*inputs)
+        inputs = [v.requires_grad_() for v in inputs]
+        dy = self.randn(rows, cols)
+        return lambda: torch.autograd.grad(fn(*inputs), inputs, dy)
+
+    def reduce(self, form, direction, rows, cols):
+        name, _, axes = form.partition("_")
+        dim = {"rows": (1,), "columns": (0,), "all": (0, 1)}[axes]
+        op = {
+            "sum": torch.sum,
+            "max": torch.amax,
+            "logsumexp": torch.logsumexp,
+            "var": lambda x, dim: torch.var(x, dim, correction=0),
+        }[name]
+        fn, x = self.compiled(op), self.randn(rows, cols)
+        return lambda: fn(x, dim)

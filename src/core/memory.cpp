@@ -275,6 +275,7 @@ Buffer Buffer::wrap(Device& device, void* address, std::size_t bytes, std::funct
   storage->address = address;
   storage->bytes = storage->capacity = bytes;
   storage->device = &device;
+  storage->is_foreign = true;
   storage->release = ForeignStorage::let_go;
   storage->done = std::move(done);
   return Buffer(storage);

@@ -5,7 +5,9 @@
 
 #include <bit>
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -96,6 +98,36 @@ TEST(Half, EdgesOfTheRange) {
   const auto low_payload = std::bit_cast<float>(0x7f800001U);  // what is cut off alone says NaN
   EXPECT_TRUE(std::isnan(static_cast<float>(BF16(low_payload))));
   EXPECT_TRUE(std::isnan(static_cast<float>(F16(low_payload))));
+}
+
+// What mlx.core.add returns for every pair, mlx 0.32, rows and columns in the order of DType.
+TEST(Promote, IsThatOfMlx) {
+  const char* const rows[] = {
+      "bool u8 u16 u32 u64 i8 i16 i32 i64 f16 bf16 f32 f64",
+      "u8 u8 u16 u32 u64 i16 i16 i32 i64 f16 bf16 f32 f64",
+      "u16 u16 u16 u32 u64 i32 i32 i32 i64 f16 bf16 f32 f64",
+      "u32 u32 u32 u32 u64 i64 i64 i64 i64 f16 bf16 f32 f64",
+      "u64 u64 u64 u64 u64 f32 f32 f32 f32 f16 bf16 f32 f64",
+      "i8 i16 i32 i64 f32 i8 i16 i32 i64 f16 bf16 f32 f64",
+      "i16 i16 i32 i64 f32 i16 i16 i32 i64 f16 bf16 f32 f64",
+      "i32 i32 i32 i64 f32 i32 i32 i32 i64 f16 bf16 f32 f64",
+      "i64 i64 i64 i64 f32 i64 i64 i64 i64 f16 bf16 f32 f64",
+      "f16 f16 f16 f16 f16 f16 f16 f16 f16 f16 f32 f32 f64",
+      "bf16 bf16 bf16 bf16 bf16 bf16 bf16 bf16 bf16 f32 bf16 f32 f64",
+      "f32 f32 f32 f32 f32 f32 f32 f32 f32 f32 f32 f32 f64",
+      "f64 f64 f64 f64 f64 f64 f64 f64 f64 f64 f64 f64 f64",
+  };
+  ASSERT_EQ(std::size(rows), kDTypeCount);
+  for (std::size_t i = 0; i < kDTypeCount; ++i) {
+    std::istringstream row(rows[i]);
+    for (std::size_t j = 0; j < kDTypeCount; ++j) {
+      std::string want;
+      row >> want;
+      const auto a = static_cast<DType>(i);
+      const auto b = static_cast<DType>(j);
+      EXPECT_EQ(name_of(promote(a, b)), want) << name_of(a) << " and " << name_of(b);
+    }
+  }
 }
 
 // 2^24 + 1 is a tie for f32, and through f32 it would be a tie for bf16, too.

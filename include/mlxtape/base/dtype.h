@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "mlxtape/base/half.h"
 
@@ -62,6 +63,32 @@ constexpr bool is_signed(DType t) { return detail::facts(t).kind == 'i'; }
 
 // The types that kernels compute on: f32, f16, bf16.
 constexpr bool is_kernel_float(DType t) { return is_float(t) && t != DType::kF64; }
+
+// The type that an operation on both computes in and returns. A float wins over an integer, an integer over
+// bool; of two floats the wider, f16 and bf16 meet in f32; signed and unsigned meet in the signed type
+// that holds both, but u64 and a signed one in f32.
+constexpr DType promote(DType a, DType b) {
+  if (a == b) return a;
+  const auto [kind_a, kind_b] = std::pair(detail::facts(a).kind, detail::facts(b).kind);
+  if (kind_a == 'b') return b;
+  if (kind_b == 'b') return a;
+  if (kind_a == 'f' && kind_b == 'f') {
+    if (size_of(a) != size_of(b)) return size_of(a) > size_of(b) ? a : b;
+    return DType::kF32;
+  }
+  if (kind_a == 'f') return a;
+  if (kind_b == 'f') return b;
+  if (kind_a == kind_b) return size_of(a) > size_of(b) ? a : b;
+  const DType with_sign = kind_a == 'i' ? a : b;
+  const std::size_t without = size_of(kind_a == 'i' ? b : a);
+  if (size_of(with_sign) > without) return with_sign;
+  switch (without) {
+    case 1: return DType::kI16;
+    case 2: return DType::kI32;
+    case 4: return DType::kI64;
+    default: return DType::kF32;
+  }
+}
 
 constexpr std::optional<DType> dtype_from_name(std::string_view name) {
   for (std::size_t i = 0; i < kDTypeCount; ++i) {

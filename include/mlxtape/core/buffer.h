@@ -27,6 +27,7 @@ struct Storage {
   Device* device = nullptr;
   void (*release)(Storage*) noexcept = nullptr;  // called when the last owner leaves
   bool is_zero = false;                          // fresh from the system, never handed out
+  bool is_foreign = false;                       // wrapped: not ours to write into unasked
   Storage* next = nullptr;                       // the pool's list of cached blocks
   Storage* backing = nullptr;                    // what this is a part of: an arena's memory
 };
@@ -54,6 +55,7 @@ class Buffer {
   std::size_t bytes() const { return storage_ == nullptr ? 0 : storage_->bytes; }
   Device* device() const { return storage_ == nullptr ? nullptr : storage_->device; }
   std::size_t owners() const { return storage_ == nullptr ? 0 : storage_->owners.load(); }
+  bool is_foreign() const { return storage_ != nullptr && storage_->is_foreign; }
   Storage* storage() const { return storage_; }
   // What must live for the bytes to be there.
   Buffer backing() const {
