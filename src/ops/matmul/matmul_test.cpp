@@ -284,9 +284,9 @@ class Matmul : public OnDevice {
     for (std::size_t i = 0; i < v.size(); ++i) {
       const auto row = static_cast<std::int64_t>(i) / std::max<std::int64_t>(cols, 1);
       const auto col = static_cast<std::int64_t>(i) % std::max<std::int64_t>(cols, 1);
-      const bool negative = (by_row && row % 3 == 1) != (by_col && col % 5 == 2);
+      const bool negative = (by_row && row % 7 == 3) != (by_col && col % 5 == 2);
       const auto size = static_cast<double>(1 + (by_row ? row % 4 : 0) + (by_col ? col % 4 : 0));
-      v[i] = round_to(dtype, (negative ? -1 : 1) * std::abs(v[i]) * size / 4);
+      v[i] = round_to(dtype, (negative ? -1 : 1) * (1 + std::abs(v[i])) * size / 8);
     }
     return v;
   }
