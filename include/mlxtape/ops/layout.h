@@ -5,14 +5,17 @@
 //            slice          y[…, i, …] = x[…, start + i·step, …] for each axis; numbers below 0 count from the
 //                           end, and what lies outside is cut off, as in Python; step ≠ 0 may be negative
 //            squeeze, expand_dims   axes of size 1 taken out, put in (numbered as in y)
+//            broadcast_to   axes of size 1, or that are not there, stretched
+//            repeat         y[…, i·n + j, …] = x[…, i, …] for j in [0, n)
 //            contiguous     y = x, one element after the other in memory
 //            concatenate    the inputs one after the other along an axis
 //            stack          the inputs side by side along a new axis
 //            split          slices along an axis: n equal ones, or cut before each of at
 //            pad            y = x, with so many of value before and after on each axis
-// Gradient   the inverse rearrangement; of slice and of what split drops zeros, of pad the part that is x
-// Layout     any strides. reshape, transpose, slice, squeeze, expand_dims and split give views wherever there
-//            is one, and copy nothing; concatenate, stack and pad write each element once.
+// Gradient   the inverse rearrangement; of slice and of what split drops zeros, of pad the part that is x;
+//            of broadcast_to and repeat the sum over the copies, in f32
+// Layout     any strides. reshape, transpose, slice, squeeze, expand_dims, broadcast_to and split give views wherever there
+//            is one, and copy nothing; concatenate, stack, repeat and pad write each once.
 // Types      all; gradients for floats. concatenate and stack: one type.
 // Cost       views: none. Copies: each element read and written once.
 // Kernels    none of its own
@@ -37,13 +40,15 @@ struct SliceAxis {
 struct PadAxis {
   std::int64_t before = 0, after = 0;
 };
-using Axes = std::vector<std::int64_t>;
+using AxisList = std::vector<std::int64_t>;
 
 Check reshape_check(const Tensor& x, const Shape& shape);
-Check transpose_check(const Tensor& x, const Axes& axes);
+Check transpose_check(const Tensor& x, const AxisList& axes);
 Check slice_check(const Tensor& x, const std::vector<SliceAxis>& axes);
-Check squeeze_check(const Tensor& x, const Axes& axes);
-Check expand_dims_check(const Tensor& x, const Axes& axes);
+Check squeeze_check(const Tensor& x, const AxisList& axes);
+Check expand_dims_check(const Tensor& x, const AxisList& axes);
+Check broadcast_to_check(const Tensor& x, const Shape& shape);
+Check repeat_check(const Tensor& x, std::int64_t n, std::int64_t axis);
 Check concatenate_check(const std::vector<Tensor>& xs, std::int64_t axis);
 Check stack_check(const std::vector<Tensor>& xs, std::int64_t axis);
 Check split_check(const Tensor& x, const std::vector<std::int64_t>& at, std::int64_t axis);
@@ -53,18 +58,22 @@ Check pad_check(const Tensor& x, const std::vector<PadAxis>& axes);
 Tensor reshape(CommandEncoder& encoder, const Tensor& x, const Shape& shape);
 Tensor reshape(Tape& tape, const Tensor& x, const Shape& shape);
 
-Tensor transpose(CommandEncoder& encoder, const Tensor& x, const Axes& axes = {});
-Tensor transpose(Tape& tape, const Tensor& x, const Axes& axes = {});
+Tensor transpose(CommandEncoder& encoder, const Tensor& x, const AxisList& axes = {});
+Tensor transpose(Tape& tape, const Tensor& x, const AxisList& axes = {});
 
 Tensor slice(CommandEncoder& encoder, const Tensor& x, const std::vector<SliceAxis>& axes);
 Tensor slice(Tape& tape, const Tensor& x, const std::vector<SliceAxis>& axes);
 
 // No axes: every axis of size 1.
-Tensor squeeze(CommandEncoder& encoder, const Tensor& x, const Axes& axes = {});
-Tensor squeeze(Tape& tape, const Tensor& x, const Axes& axes = {});
-Tensor expand_dims(CommandEncoder& encoder, const Tensor& x, const Axes& axes);
-Tensor expand_dims(Tape& tape, const Tensor& x, const Axes& axes);
+Tensor squeeze(CommandEncoder& encoder, const Tensor& x, const AxisList& axes = {});
+Tensor squeeze(Tape& tape, const Tensor& x, const AxisList& axes = {});
+Tensor expand_dims(CommandEncoder& encoder, const Tensor& x, const AxisList& axes);
+Tensor expand_dims(Tape& tape, const Tensor& x, const AxisList& axes);
 
+Tensor broadcast_to(CommandEncoder& encoder, const Tensor& x, const Shape& shape);
+Tensor broadcast_to(Tape& tape, const Tensor& x, const Shape& shape);
+Tensor repeat(CommandEncoder& encoder, const Tensor& x, std::int64_t n, std::int64_t axis);
+Tensor repeat(Tape& tape, const Tensor& x, std::int64_t n, std::int64_t axis);
 Tensor contiguous(Tape& tape, const Tensor& x);
 
 Tensor concatenate(CommandEncoder& encoder, const std::vector<Tensor>& xs, std::int64_t axis = 0);
@@ -80,7 +89,7 @@ std::vector<Tensor> split_at(CommandEncoder& encoder, const Tensor& x,
 std::vector<Tensor> split_at(Tape& tape, const Tensor& x, const std::vector<std::int64_t>& at,
                              std::int64_t axis = 0);
 
-// Axes that are left out are not padded.
+// AxisList that are left out are not padded.
 Tensor pad(CommandEncoder& encoder, const Tensor& x, const std::vector<PadAxis>& axes,
            double value = 0);
 Tensor pad(Tape& tape, const Tensor& x, const std::vector<PadAxis>& axes, double value = 0);

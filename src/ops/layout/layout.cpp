@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "mlxtape/ops/reduce.h"
+
 namespace mlxtape::ops {
 
 namespace {
@@ -11,7 +13,7 @@ Error wrong(const char* op, Errc code, const std::string& what) {
   return {code, std::string(op) + ": " + what};
 }
 
-std::string with(const Axes& axes) { return to_string(Dims(axes.begin(), axes.end())); }
+std::string with(const AxisList& axes) { return to_string(Dims(axes.begin(), axes.end())); }
 
 Check check_axis(const char* op, std::int64_t axis, std::int64_t rank) {
   if (normal_axis(axis, rank)) return std::nullopt;
@@ -21,7 +23,7 @@ Check check_axis(const char* op, std::int64_t axis, std::int64_t rank) {
 }
 
 // axes in [0, rank), each once.
-Check check_axes(const char* op, const Axes& axes, std::int64_t rank) {
+Check check_axes(const char* op, const AxisList& axes, std::int64_t rank) {
   unsigned seen = 0;
   for (const std::int64_t axis : axes) {
     if (const Check check = check_axis(op, axis, rank)) return check;
@@ -34,7 +36,7 @@ Check check_axes(const char* op, const Axes& axes, std::int64_t rank) {
   return std::nullopt;
 }
 
-bool has_axis(const Axes& axes, std::int64_t axis, std::int64_t rank) {
+bool has_axis(const AxisList& axes, std::int64_t axis, std::int64_t rank) {
   return std::any_of(axes.begin(), axes.end(),
                      [&](std::int64_t a) { return *normal_axis(a, rank) == axis; });
 }
@@ -128,7 +130,7 @@ Check reshape_check(const Tensor& x, const Shape& shape) {
   return std::nullopt;
 }
 
-Check transpose_check(const Tensor& x, const Axes& axes) {
+Check transpose_check(const Tensor& x, const AxisList& axes) {
   if (const Check check = check_axes("transpose", axes, x.rank())) return check;
   if (!axes.empty() && static_cast<std::int64_t>(axes.size()) != x.rank()) {
     return wrong("transpose", Errc::kArgument,
@@ -152,7 +154,7 @@ Check slice_check(const Tensor& x, const std::vector<SliceAxis>& axes) {
   return std::nullopt;
 }
 
-Check squeeze_check(const Tensor& x, const Axes& axes) {
+Check squeeze_check(const Tensor& x, const AxisList& axes) {
   if (const Check check = check_axes("squeeze", axes, x.rank())) return check;
   for (const std::int64_t axis : axes) {
     if (x.dim(*normal_axis(axis, x.rank())) != 1) {
@@ -164,12 +166,27 @@ Check squeeze_check(const Tensor& x, const Axes& axes) {
   return std::nullopt;
 }
 
-Check expand_dims_check(const Tensor& x, const Axes& axes) {
+Check expand_dims_check(const Tensor& x, const AxisList& axes) {
   const std::int64_t rank = x.rank() + static_cast<std::int64_t>(axes.size());
   if (rank > kMaxRank) {
     return wrong("expand_dims", Errc::kShape, "at most 8 axes, got " + std::to_string(rank));
   }
   return check_axes("expand_dims", axes, rank);
+}
+
+Check broadcast_to_check(const Tensor& x, const Shape& shape) {
+  const auto joined = broadcast_shapes(x.shape(), shape);
+  if (joined && *joined == shape && element_count(shape)) return std::nullopt;
+  return wrong(
+      "broadcast_to", Errc::kShape,
+      to_string(x.shape()) + " must stretch to the shape asked for, got " + to_string(shape));
+}
+
+Check repeat_check(const Tensor& x, std::int64_t n, std::int64_t axis) {
+  if (const Check check = check_axis("repeat", axis, x.rank())) return check;
+  if (n < 0) return wrong("repeat", Errc::kArgument, "0 or more times, got " + std::to_string(n));
+  if (x.rank() == kMaxRank) return wrong("repeat", Errc::kShape, "at most 7 axes, got 8");
+  return std::nullopt;
 }
 
 Check concatenate_check(const std::vector<Tensor>& xs, std::int64_t axis) {
@@ -233,7 +250,7 @@ Tensor reshape(CommandEncoder& encoder, const Tensor& x, const Shape& shape) {
   return encoder.contiguous(x).reshape(whole_shape(x, shape)).detach();
 }
 
-Tensor transpose(CommandEncoder&, const Tensor& x, const Axes& axes) {
+Tensor transpose(CommandEncoder&, const Tensor& x, const AxisList& axes) {
   require(transpose_check(x, axes));
   Shape shape = x.shape();
   Strides strides = x.strides();
@@ -265,7 +282,7 @@ Tensor slice(CommandEncoder&, const Tensor& x, const std::vector<SliceAxis>& axe
   return view(x, shape, strides, empty ? 0 : offset);
 }
 
-Tensor squeeze(CommandEncoder&, const Tensor& x, const Axes& axes) {
+Tensor squeeze(CommandEncoder&, const Tensor& x, const AxisList& axes) {
   require(squeeze_check(x, axes));
   Shape shape;
   Strides strides;
@@ -277,7 +294,7 @@ Tensor squeeze(CommandEncoder&, const Tensor& x, const Axes& axes) {
   return view(x, shape, strides, x.offset());
 }
 
-Tensor expand_dims(CommandEncoder&, const Tensor& x, const Axes& axes) {
+Tensor expand_dims(CommandEncoder&, const Tensor& x, const AxisList& axes) {
   require(expand_dims_check(x, axes));
   const std::int64_t rank = x.rank() + static_cast<std::int64_t>(axes.size());
   Shape shape;
@@ -290,6 +307,22 @@ Tensor expand_dims(CommandEncoder&, const Tensor& x, const Axes& axes) {
     from += is_new ? 0 : 1;
   }
   return view(x, shape, strides, x.offset());
+}
+
+Tensor broadcast_to(CommandEncoder&, const Tensor& x, const Shape& shape) {
+  require(broadcast_to_check(x, shape));
+  return x.broadcast_to(shape).detach();
+}
+
+Tensor repeat(CommandEncoder& encoder, const Tensor& x, std::int64_t n, std::int64_t axis) {
+  require(repeat_check(x, n, axis));
+  const std::int64_t a = *normal_axis(axis, x.rank());
+  const Tensor thick = expand_dims(encoder, x, {a + 1});
+  Shape stretched = thick.shape();
+  stretched[a + 1] = n;
+  Shape shape = x.shape();
+  shape[a] *= n;
+  return reshape(encoder, thick.broadcast_to(stretched), shape);
 }
 
 std::vector<Tensor> split_at(CommandEncoder&, const Tensor& x, const std::vector<std::int64_t>& at,
@@ -393,7 +426,7 @@ void reshape_pullback(Pullback& pullback) {
 
 void transpose_pullback(Pullback& pullback) {
   const auto& order = pullback.saved().args<Dims>();  // axis i of y was axis order[i] of x
-  Axes inverse(static_cast<std::size_t>(order.rank()));
+  AxisList inverse(static_cast<std::size_t>(order.rank()));
   for (std::int64_t i = 0; i < order.rank(); ++i) inverse[static_cast<std::size_t>(order[i])] = i;
   pullback.give(0, inverse.empty() ? pullback.grad()
                                    : transpose(pullback.encoder(), pullback.grad(), inverse));
@@ -423,6 +456,23 @@ void slice_pullback(Pullback& pullback) {
 struct AxisArgs {
   std::int64_t axis;
 };
+
+void broadcast_to_pullback(Pullback& pullback) {
+  pullback.give(0, sum_to(pullback.encoder(), pullback.grad(), pullback.saved().args<Shape>()));
+}
+
+// The copies as an axis of their own, after the one that was repeated.
+void repeat_pullback(Pullback& pullback) {
+  const std::int64_t axis = pullback.saved().args<AxisArgs>().axis;
+  CommandEncoder& encoder = pullback.encoder();
+  const Shape& shape = pullback.input_shape(0);
+  Shape copies;
+  for (std::int64_t i = 0; i < shape.rank(); ++i) {
+    copies.push_back(shape[i]);
+    if (i == axis) copies.push_back(pullback.grad().dim(i) / std::max<std::int64_t>(shape[i], 1));
+  }
+  pullback.give(0, sum(encoder, reshape(encoder, pullback.grad(), copies), axis + 1));
+}
 
 // Each input's part of dy is a view of it.
 void concatenate_pullback(Pullback& pullback) {
@@ -471,7 +521,7 @@ Tensor reshape(Tape& tape, const Tensor& x, const Shape& shape) {
   return noted(tape, "reshape", reshape_pullback, x, reshape(tape.encoder(), x, shape), x.shape());
 }
 
-Tensor transpose(Tape& tape, const Tensor& x, const Axes& axes) {
+Tensor transpose(Tape& tape, const Tensor& x, const AxisList& axes) {
   const Tensor y = transpose(tape.encoder(), x, axes);
   Dims order;
   for (std::int64_t i = 0; i < x.rank(); ++i) {
@@ -493,13 +543,23 @@ Tensor slice(Tape& tape, const Tensor& x, const std::vector<SliceAxis>& axes) {
   return noted(tape, "slice", slice_pullback, x, y, args);
 }
 
-Tensor squeeze(Tape& tape, const Tensor& x, const Axes& axes) {
+Tensor squeeze(Tape& tape, const Tensor& x, const AxisList& axes) {
   return noted(tape, "squeeze", reshape_pullback, x, squeeze(tape.encoder(), x, axes), x.shape());
 }
 
-Tensor expand_dims(Tape& tape, const Tensor& x, const Axes& axes) {
+Tensor expand_dims(Tape& tape, const Tensor& x, const AxisList& axes) {
   return noted(tape, "expand_dims", reshape_pullback, x, expand_dims(tape.encoder(), x, axes),
                x.shape());
+}
+
+Tensor broadcast_to(Tape& tape, const Tensor& x, const Shape& shape) {
+  return noted(tape, "broadcast_to", broadcast_to_pullback, x,
+               broadcast_to(tape.encoder(), x, shape), x.shape());
+}
+
+Tensor repeat(Tape& tape, const Tensor& x, std::int64_t n, std::int64_t axis) {
+  return noted(tape, "repeat", repeat_pullback, x, repeat(tape.encoder(), x, n, axis),
+               AxisArgs{*normal_axis(axis, x.rank())});
 }
 
 Tensor contiguous(Tape& tape, const Tensor& x) {

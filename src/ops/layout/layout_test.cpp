@@ -7,7 +7,7 @@
 namespace mlxtape::test {
 namespace {
 
-using ops::Axes;
+using ops::AxisList;
 using ops::PadAxis;
 using ops::SliceAxis;
 constexpr std::int64_t kEnd = SliceAxis::kEnd;
@@ -75,7 +75,7 @@ TEST_P(Layout, Reshape) {
 }
 
 TEST_P(Layout, Transpose) {
-  const auto by = [](Axes axes) {
+  const auto by = [](AxisList axes) {
     return [axes](Tape& tape, const Tensor& x) {
       return ops::transpose(tape, x, axes);
     };
@@ -121,6 +121,21 @@ TEST_P(Layout, SqueezeAndExpand) {
         [](Tape& tape, const Tensor& x) { return ops::expand_dims(tape, x, {0, -1}); });
   check("contiguous", {3, 5}, counted(15), {3, 5},
         [](Tape& tape, const Tensor& x) { return ops::contiguous(tape, x); });
+}
+
+TEST_P(Layout, BroadcastAndRepeat) {
+  check("rows", {1, 2}, {0, 1, 0, 1}, {2, 2},
+        [](Tape& tape, const Tensor& x) { return ops::broadcast_to(tape, x, {2, 2}); });
+  check("a new axis", {2, 1}, {0, 1, 0, 1}, {2, 2, 1},
+        [](Tape& tape, const Tensor& x) { return ops::broadcast_to(tape, x, {2, 2, 1}); });
+  check("nothing to do", {3}, {0, 1, 2}, {3},
+        [](Tape& tape, const Tensor& x) { return ops::broadcast_to(tape, x, {3}); });
+  check("each twice", {2, 2}, {0, 0, 1, 1, 2, 2, 3, 3}, {2, 4},
+        [](Tape& tape, const Tensor& x) { return ops::repeat(tape, x, 2, -1); });
+  check("rows twice", {2, 2}, {0, 1, 0, 1, 2, 3, 2, 3}, {4, 2},
+        [](Tape& tape, const Tensor& x) { return ops::repeat(tape, x, 2, 0); });
+  check("none", {2}, {}, {0},
+        [](Tape& tape, const Tensor& x) { return ops::repeat(tape, x, 0, 0); });
 }
 
 TEST_P(Layout, ConcatenateStackSplitPad) {
@@ -208,6 +223,11 @@ TEST(LayoutCheck, SaysWhatIsWrong) {
       {"squeeze axis", ops::squeeze_check(x, {5}), Errc::kArgument, "got 5"},
       {"expand", ops::expand_dims_check(x, {5}), Errc::kArgument, "in [-4, 4), got 5"},
       {"expand far", ops::expand_dims_check(deep, {0}), Errc::kShape, "at most 8 axes, got 9"},
+      {"stretch", ops::broadcast_to_check(x, {2, 4, 1}), Errc::kShape, "must stretch to"},
+      {"shrink", ops::broadcast_to_check(x, {3, 1}), Errc::kShape, "[2, 3, 1] must stretch"},
+      {"repeat axis", ops::repeat_check(x, 2, 3), Errc::kArgument, "got 3"},
+      {"repeat less", ops::repeat_check(x, -1, 0), Errc::kArgument, "0 or more times, got -1"},
+      {"repeat deep", ops::repeat_check(deep, 1, 0), Errc::kShape, "at most 7 axes"},
       {"none", ops::concatenate_check({}, 0), Errc::kArgument, "got none"},
       {"along", ops::concatenate_check({x}, 3), Errc::kArgument, "got 3"},
       {"alike", ops::concatenate_check({x, Tensor::meta({2, 2, 1})}, 0), Errc::kShape,
