@@ -20,9 +20,9 @@
 // Cost       forward: reads 2·RV elements, 1·RV from k. Backward: the same and writes 1·RV. With
 //            gradient: reads 2·RV (1·RV), writes 1·RV in all. A row with w = 0 is not read.
 // Limits     V ≥ 1, k ≥ 1, T > 0. Rows with w = 0 give exactly 0. Indices of a row differ from each
-//            other: that is the caller's promise; one outside [0, V) makes the row's loss NaN. Where p > 0
-//            and the student has −inf the loss is +inf. A row with +inf or NaN, or −inf alone, in
-//            either, gives NaN.
+//            other: that is the caller's promise; one outside [0, V) makes the row's loss NaN and its
+//            gradient of no use. Where p > 0 and the student has −inf the loss is +inf. A row with
+//            +inf or NaN, or −inf alone, in either, gives NaN.
 #pragma once
 
 #include "mlxtape/base/error.h"

@@ -178,6 +178,7 @@ class CrossEntropy : public OnDevice {
     DType targets = DType::kI32;
     bool strided = false;
     std::int64_t offset = 0;
+    bool brief = false;    // the mean alone
     bool extreme = false;  // results of 0 and ±1: nothing that planted mistakes would change
   };
 
@@ -201,6 +202,7 @@ class CrossEntropy : public OnDevice {
     };
     Noise noise(3);
     for (const Reduction reduction : {Reduction::kNone, Reduction::kSum, Reduction::kMean}) {
+      if (how.brief && reduction != Reduction::kMean) continue;
       options.reduction = reduction;
       const bool one = reduction != Reduction::kNone;
       const double scale = reduction != Reduction::kMean ? 1 : counts == 0 ? 0 : 1 / counts;
@@ -257,15 +259,15 @@ TEST_P(CrossEntropy, MatchesOracleForEveryShape) {
 // Lengths at which a GPU changes from one form to the next, and rows cut over a CPU's threads.
 TEST_P(CrossEntropy, MatchesOracleForEveryForm) {
   for (const std::int64_t cols : {512, 1024, 4096, 8192, 16384, 32768, 65536, 151936}) {
-    check(random_problem(2, cols, DType::kF32), {.dtype = DType::kF32});
-    check(random_problem(3, cols, DType::kBF16), {.dtype = DType::kBF16});
+    check(random_problem(2, cols, DType::kF32), {.dtype = DType::kF32, .brief = true});
+    check(random_problem(3, cols, DType::kBF16), {.dtype = DType::kBF16, .brief = true});
   }
-  check(random_problem(1, 151936, DType::kF16), {.dtype = DType::kF16});
-  check(random_problem(2, 151937, DType::kBF16), {.dtype = DType::kBF16});
-  check(random_problem(2, 250000, DType::kBF16), {.dtype = DType::kBF16});
-  check(random_problem(1, 250001, DType::kF32), {.dtype = DType::kF32});
-  check(random_problem(1, 600000, DType::kF32), {.dtype = DType::kF32});
-  check(random_problem(40, 33000, DType::kBF16), {.dtype = DType::kBF16});
+  check(random_problem(1, 151936, DType::kF16), {.dtype = DType::kF16, .brief = true});
+  check(random_problem(2, 151937, DType::kBF16), {.dtype = DType::kBF16, .brief = true});
+  check(random_problem(2, 250000, DType::kBF16), {.dtype = DType::kBF16, .brief = true});
+  check(random_problem(1, 250001, DType::kF32), {.dtype = DType::kF32, .brief = true});
+  check(random_problem(1, 600000, DType::kF32), {.dtype = DType::kF32, .brief = true});
+  check(random_problem(40, 33000, DType::kBF16), {.dtype = DType::kBF16, .brief = true});
 }
 
 TEST_P(CrossEntropy, MatchesOracleForViewsAndTargetTypes) {
@@ -277,7 +279,7 @@ TEST_P(CrossEntropy, MatchesOracleForViewsAndTargetTypes) {
               {.dtype = dtype, .targets = targets, .offset = offset});
       }
     }
-    check(random_problem(1100, 2047, dtype), {.dtype = dtype, .offset = 3});  // past the cache
+    check(random_problem(1100, 2047, dtype), {.dtype = dtype, .offset = 3, .brief = true});  // past the cache
   }
   // Leading axes count rows; one row alone.
   Problem p = random_problem(6, 9, DType::kF32);
@@ -298,7 +300,7 @@ TEST_P(CrossEntropy, Smoothing) {
   for (const DType dtype : kTypes) {
     for (const double epsilon : {0.125, 1.0}) {
       for (const std::int64_t cols : {1, 5, 100, 2049, 5000, 40000}) {
-        check(random_problem(3, cols, dtype, 4, epsilon), {.dtype = dtype});
+        check(random_problem(3, cols, dtype, 4, epsilon), {.dtype = dtype, .brief = cols > 5000});
       }
     }
   }
@@ -309,6 +311,7 @@ TEST_P(CrossEntropy, MasksAndIgnoredRows) {
   const std::int64_t rows = 40;
   for (const DType dtype : kTypes) {
     for (const std::int64_t cols : {33, 256, 5000, 40000}) {
+      if (cols == 40000 && dtype != DType::kBF16) continue;
       Problem p = random_problem(rows, cols, dtype);
       CrossEntropyOptions options;
       options.ignore_index = cols + 7;
@@ -333,7 +336,7 @@ TEST_P(CrossEntropy, MasksAndIgnoredRows) {
           ops::cross_entropy_with_gradient(encoder(), logits, targets, options, logits);
       expect_close("masked loss", download(loss), want.loss, DType::kF32, chain(cols));
       expect_close("masked dz", download(logits), want.dz, dtype, chain(cols));
-      check(clean, {.dtype = dtype, .targets = DType::kI64}, options);
+      check(clean, {.dtype = dtype, .targets = DType::kI64, .brief = cols > 300}, options);
     }
   }
   Problem p = random_problem(rows, 300, DType::kF32);
@@ -362,12 +365,12 @@ TEST_P(CrossEntropy, NoRowCounts) {
 TEST_P(CrossEntropy, SpreadLogits) {
   for (const DType dtype : kTypes) {
     for (const std::int64_t cols : {300, 5000, 40000}) {
-      check(random_problem(4, cols, dtype, 1e4), {.dtype = dtype, .extreme = true});
-      check(random_problem(4, cols, dtype, 90), {.dtype = dtype});
+      check(random_problem(4, cols, dtype, 1e4), {.dtype = dtype, .brief = cols > 5000, .extreme = true});
+      check(random_problem(4, cols, dtype, 90), {.dtype = dtype, .brief = cols > 5000});
       // Far from zero, close to each other: nothing may be lost to the offset.
       Problem p = random_problem(3, cols, dtype);
       for (double& v : p.z) v = round_to(dtype, v + 3000);
-      check(p, {.dtype = dtype});
+      check(p, {.dtype = dtype, .brief = cols > 5000});
       // Blocks of their own, and −inf in all but the target's.
       p = random_problem(3, cols, dtype);
       for (std::int64_t r = 0; r < 3; ++r) {
@@ -379,7 +382,7 @@ TEST_P(CrossEntropy, SpreadLogits) {
         }
       }
       p.target[1] = static_cast<double>(cols - 3);
-      check(p, {.dtype = dtype, .extreme = true});
+      check(p, {.dtype = dtype, .brief = cols > 5000, .extreme = true});
     }
   }
 }

@@ -44,7 +44,83 @@ __device__ __forceinline__ Total total_over_warps(Total mine, float2* room) {
   return {top, lanes_sum(part.y * expf(part.x - finite_reference(top)))};
 }
 
+// exp(x) for sums that are at least 1: in 16 bits the hardware's function, tiny results are 0.
+template <class T>
+__device__ __forceinline__ float exp_for_sum(float x) {
+  constexpr float kLog2e = 1.4426950408889634F;
+  if constexpr (sizeof(T) == 4) return expf(x);
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * kLog2e));
+  return y;
+}
+// The sum over the warps of a block; mine is the warp's. room: a number a warp.
+template <int kWarps>
+__device__ __forceinline__ float sum_over_warps(float mine, float* room) {
+  const int lane = threadIdx.x % kWarp;
+  if (lane == 0) room[threadIdx.x / kWarp] = mine;
+  __syncthreads();
+  return lanes_sum(lane < kWarps ? room[lane] : 0);
+}
+
+// Blocks of a cluster that share a row: each tells the others kNumbers, once, as Meeting does a pair.
+template <int kBlocks, int kNumbers>
+struct Gathering {
+  float told[kNumbers][kBlocks];
+  std::uint64_t heard;
+
+  // By all threads of the block, early.
+  __device__ void open() {
+    if constexpr (kBlocks > 1) {
+      if (threadIdx.x == 0) {
+        barrier_init(&heard, 1);
+        barrier_init_done();
+        barrier_arrive_expect(&heard, sizeof told);
+      }
+      asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    }
+  }
+  // By all threads of the block; the same mine in each.
+  __device__ void tell(const float (&mine)[kNumbers]) {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");  // the others have opened
+    if (threadIdx.x < kBlocks) {
+#pragma unroll
+      for (int i = 0; i < kNumbers; ++i) {
+        send(&told[i][cluster_rank()], mine[i], &heard, threadIdx.x);
+      }
+    }
+    barrier_wait<true>(&heard, 0);
+  }
+  __device__ Total total(int top, int sum) const {
+    float m = told[top][0];
+#pragma unroll
+    for (int i = 1; i < kBlocks; ++i) m = max_nan(m, told[top][i]);
+    float all = 0;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      all += told[sum][i] * expf(told[top][i] - finite_reference(m));
+    }
+    return {m, all};
+  }
+  __device__ float sum(int number) const {
+    float all = 0;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) all += told[number][i];
+    return all;
+  }
+};
+
 // ---- shares of a row ----
+
+// As load_pack, of memory that this thread may write later.
+template <class T>
+__device__ __forceinline__ Pack<T> load_own_pack(const T* p) {
+  Pack<T> pack;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pack.word[0]), "=r"(pack.word[1]), "=r"(pack.word[2]), "=r"(pack.word[3])
+               : "l"(p)
+               : "memory");
+  return pack;
+}
 
 // kThreads_ threads of each of kCluster_ blocks share a row, up to kPacks_ packs each.
 template <class T_, int kThreads_, int kPacks_, int kCluster_ = 1>
