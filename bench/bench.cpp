@@ -255,6 +255,7 @@ class Row {
         {"allocations", news},
         {"peak_bytes", held}};
     if (!case_->form.empty()) row["form"] = case_->form;
+    if (case_->flops != 0) row["gflops"] = static_cast<double>(case_->flops) / median(ours) / 1e3;
     row["peers"] = json::object();
     for (const auto& [peer, times] : theirs) row["peers"][peer] = median(times);
     return row;
@@ -285,6 +286,10 @@ void print_row(std::ostream& out, const std::string& name, const json& row) {
                 row["percent"].get<double>(), row["host_us"].get<double>(),
                 row["allocations"].get<int>());
   out << line;
+  if (row.contains("gflops")) {
+    std::snprintf(line, sizeof line, " %8.1f GFLOP/s", row["gflops"].get<double>());
+    out << line;
+  }
   for (const auto& [peer, us] : row["peers"].items()) {
     std::snprintf(line, sizeof line, "  %s %.1f (%.2fx)", peer.c_str(), us.get<double>(),
                   us.get<double>() / row["us"].get<double>());
@@ -336,7 +341,7 @@ void run_ops(Device& device, const BenchConfig& config, std::ostream& out) {
   out << line << "\n";
   std::snprintf(line, sizeof line, "%-52s %10s %10s %8s %8s %7s %6s  %s", "op pass shape dtype",
                 "us", "best us", "GB/s", "floor", "host us", "allocs",
-                "peers: us (their time / ours)");
+                "[arithmetic] peers: us (their time / ours)");
   out << line << std::endl;
   for (const test::BenchOp& op : test::bench_ops()) {
     for (const BenchCase& bench : op.cases()) {

@@ -57,6 +57,17 @@ class Mlx:
         mx.eval(y)
         return self.run(lambda: y * (dy - (y * dy).sum(-1, keepdims=True)))
 
+    def matmul(self, form, direction, *sizes):
+        batch, (m, k, n) = sizes[:-3], sizes[-3:]
+        if self.dtype != mx.float32 and m * k * n > 1 << 28:
+            raise RuntimeError("left out: a call takes seconds")
+        a = self.randn(*batch, k, m).swapaxes(-1, -2) if form == "tn" else self.randn(*batch, m, k)
+        b = self.randn(*batch, n, k).swapaxes(-1, -2) if form == "nt" else self.randn(*batch, k, n)
+        if form == "silu":
+            bias = self.randn(n)
+            return self.run(lambda: mlx_nn.silu(mx.addmm(bias, a, b)))
+        return self.run(lambda: a @ b)
+
     def rms_norm(self, form, direction, rows, cols):
         x, w, other = self.randn(rows, cols), self.randn(cols), self.randn(rows, cols)
         if form == "residual":

@@ -33,6 +33,17 @@ class TorchOps:
         y, dy = torch.softmax(x, -1), self.randn(rows, cols)
         return lambda: backward(dy, y)
 
+    def matmul(self, form, direction, *sizes):
+        batch, (m, k, n) = sizes[:-3], sizes[-3:]
+        a = self.randn(*batch, k, m).mT if form == "tn" else self.randn(*batch, m, k)
+        b = self.randn(*batch, n, k).mT if form == "nt" else self.randn(*batch, k, n)
+        if form == "silu":
+            bias = self.randn(n)
+            fn = self.compiled(lambda a, b: F.silu(torch.addmm(bias, a, b)))
+        else:
+            fn = self.compiled(lambda a, b: a @ b)
+        return lambda: fn(a, b)
+
     def rms_norm(self, form, direction, rows, cols):
         grad = direction == "bwd"
         x = self.randn(rows, cols).requires_grad_(grad)

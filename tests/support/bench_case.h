@@ -27,6 +27,8 @@ struct BenchCase {
 
   // Makes random inputs on the encoder's device and returns the call to time.
   std::function<BenchCall(CommandEncoder&)> prepare;
+
+  std::int64_t flops = 0;  // of one call, where arithmetic may be the bound
 };
 
 // A tensor of normally distributed numbers (mean 0, given deviation), the same on every run.
