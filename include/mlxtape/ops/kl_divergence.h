@@ -55,8 +55,7 @@ struct KlDivergenceOptions {
 Check kl_divergence_check(const Tensor& student, const KlTeacher& teacher,
                           const KlDivergenceOptions& options = {});
 Check kl_divergence_with_gradient_check(const Tensor& student, const KlTeacher& teacher,
-                                        const KlDivergenceOptions& options,
-                                        const Tensor& dstudent);
+                                        const KlDivergenceOptions& options, const Tensor& dstudent);
 Check kl_divergence_rows_check(const Tensor& student, const KlTeacher& teacher,
                                const KlDivergenceOptions& options, const LossRows& rows,
                                const Tensor& losses, const Tensor& dstudent);
@@ -73,8 +72,7 @@ struct KlDivergenceParts {
   LossRows rows;
 };
 KlDivergenceParts kl_divergence_parts(CommandEncoder& encoder, const Tensor& student,
-                                      const KlTeacher& teacher,
-                                      const KlDivergenceOptions& options);
+                                      const KlTeacher& teacher, const KlDivergenceOptions& options);
 // dstudent from dloss, the gradient that reaches the loss: one number or one a row. parts.loss is not read.
 Tensor kl_divergence_backward(CommandEncoder& encoder, const Tensor& student,
                               const KlTeacher& teacher, const KlDivergenceParts& parts,

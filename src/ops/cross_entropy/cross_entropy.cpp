@@ -11,9 +11,7 @@ constinit const KernelHandle kBackward("cross_entropy_bwd");
 
 Error wrong(Errc code, const std::string& what) { return {code, "cross_entropy: " + what}; }
 
-Shape row_shape(const Tensor& logits) {
-  return {logits.shape().begin(), logits.shape().end() - 1};
-}
+Shape row_shape(const Tensor& logits) { return {logits.shape().begin(), logits.shape().end() - 1}; }
 std::int64_t rows_of(const Tensor& logits) { return *element_count(row_shape(logits)); }
 
 LossRowsOptions rows_options(const Tensor& logits, const Tensor& targets,
@@ -71,8 +69,7 @@ Check cross_entropy_check(const Tensor& logits, const Tensor& targets,
                           const CrossEntropyOptions& options) {
   if (const Check check = check_logits(logits, options.label_smoothing)) return check;
   if (!targets.defined()) return wrong(Errc::kArgument, "targets must be given, got none");
-  return loss_rows_check(rows_of(logits), logits.backend(),
-                         rows_options(logits, targets, options));
+  return loss_rows_check(rows_of(logits), logits.backend(), rows_options(logits, targets, options));
 }
 
 Check cross_entropy_with_gradient_check(const Tensor& logits, const Tensor& targets,
@@ -169,9 +166,9 @@ Tensor cross_entropy_backward(CommandEncoder& encoder, const Tensor& logits,
   const Tensor upstream = encoder.contiguous(dloss);
   CrossEntropyArgs args = args_of(logits, label_smoothing);
   args.dloss_step = dloss.size() == 1 ? 0 : 1;
-  encoder.dispatch(
-      kBackward, logits.dtype(), args,
-      {z, parts.rows.weight, parts.rows.index, parts.rows.scale, parts.norm, upstream}, {dlogits});
+  encoder.dispatch(kBackward, logits.dtype(), args,
+                   {z, parts.rows.weight, parts.rows.index, parts.rows.scale, parts.norm, upstream},
+                   {dlogits});
   return dlogits;
 }
 
@@ -193,9 +190,9 @@ Tensor cross_entropy(Tape& tape, const Tensor& logits, const Tensor& targets,
   if (!tape.wants({logits})) return cross_entropy(tape.encoder(), logits, targets, options);
   CrossEntropyParts parts = cross_entropy_parts(tape.encoder(), logits, targets, options);
   const LossRows& rows = parts.rows;
-  tape.record("cross_entropy", cross_entropy_pullback, {logits}, {&parts.loss},
-              Saved({logits, parts.norm, rows.weight, rows.index, rows.scale},
-                    options.label_smoothing));
+  tape.record(
+      "cross_entropy", cross_entropy_pullback, {logits}, {&parts.loss},
+      Saved({logits, parts.norm, rows.weight, rows.index, rows.scale}, options.label_smoothing));
   return parts.loss;
 }
 

@@ -8,7 +8,6 @@
 #define HWY_TARGET_INCLUDE "ops/cross_entropy/cross_entropy.cpu.cpp"
 #include <hwy/foreach_target.h>
 
-
 #include "backends/cpu/device/blocks-inl.h"
 #include "backends/cpu/device/simd-inl.h"
 #include "cross_entropy_args.h"
@@ -76,13 +75,13 @@ template <bool kStream, class T>
 void forward_rows(const KernelCall& call) {
   const auto& args = call.as<CrossEntropyArgs>();
   const std::int64_t cols = args.cols;
-  const T* z = call.input<T>(0);                     // [R, V]
-  const auto* weight = call.input<float>(1);         // [R]
-  const auto* index = call.input<std::int64_t>(2);   // [R]
-  const auto* scale = call.input<float>(3);          // [1]
-  auto* loss = call.output<float>(0);                // [R]
-  auto* norm = call.output<float>(1);                // [R, 2] or null
-  T* dz = call.output<T>(2);                         // [R, V] or null
+  const T* z = call.input<T>(0);                    // [R, V]
+  const auto* weight = call.input<float>(1);        // [R]
+  const auto* index = call.input<std::int64_t>(2);  // [R]
+  const auto* scale = call.input<float>(3);         // [1]
+  auto* loss = call.output<float>(0);               // [R]
+  auto* norm = call.output<float>(1);               // [R, 2] or null
+  T* dz = call.output<T>(2);                        // [R, V] or null
   const float epsilon = args.smoothing;
   const auto part = [&](std::int64_t r, std::int64_t b) -> Part {
     if (weight[r] == 0) return {{0, 1}, 0};
@@ -133,16 +132,16 @@ template <bool kStream, class T>
 void backward_rows(const KernelCall& call) {
   const auto& args = call.as<CrossEntropyArgs>();
   const std::int64_t cols = args.cols;
-  const T* z = call.input<T>(0);                     // [R, V]
-  const auto* weight = call.input<float>(1);         // [R]
-  const auto* index = call.input<std::int64_t>(2);   // [R]
-  const auto* scale = call.input<float>(3);          // [1]
-  const auto* norm = call.input<float>(4);           // [R, 2]
-  const auto* dloss = call.input<float>(5);          // [R] or [1]
-  T* dz = call.output<T>(0);                         // [R, V]
+  const T* z = call.input<T>(0);                    // [R, V]
+  const auto* weight = call.input<float>(1);        // [R]
+  const auto* index = call.input<std::int64_t>(2);  // [R]
+  const auto* scale = call.input<float>(3);         // [1]
+  const auto* norm = call.input<float>(4);          // [R, 2]
+  const auto* dloss = call.input<float>(5);         // [R] or [1]
+  T* dz = call.output<T>(0);                        // [R, V]
   const std::int64_t count = ceil_div(cols, kBlock);
-  const std::int64_t each = ceil_div(
-      cpu::kTaskBytes, 2 * std::min(cols, kBlock) * static_cast<std::int64_t>(sizeof(T)));
+  const std::int64_t each =
+      ceil_div(cpu::kTaskBytes, 2 * std::min(cols, kBlock) * static_cast<std::int64_t>(sizeof(T)));
   parallel_for(ceil_div(args.rows * count, each), [&](std::int64_t task) {
     const std::int64_t end = std::min(args.rows * count, (task + 1) * each);
     for (std::int64_t i = task * each; i < end; ++i) {
@@ -171,8 +170,8 @@ template <class T>
 void cross_entropy_fwd(const KernelCall& call) {
   // In place the row's lines are in the cache already.
   const bool apart = call.output<T>(2) != call.input<T>(0);
-  apart && large<T>(call.as<CrossEntropyArgs>()) ? forward_rows<true, T>(call)
-                                                 : forward_rows<false, T>(call);
+  apart&& large<T>(call.as<CrossEntropyArgs>()) ? forward_rows<true, T>(call)
+                                                : forward_rows<false, T>(call);
 }
 
 template <class T>

@@ -255,7 +255,8 @@ __global__ void __launch_bounds__(kThreads)
   T* dz = rows.dz + r * args.cols;
 #pragma unroll
   for (int k = 0; k < kEach; ++k) {
-    const std::int64_t c = start + std::int64_t{k * kThreads + static_cast<int>(threadIdx.x)} * kWidth;
+    const std::int64_t c =
+        start + std::int64_t{k * kThreads + static_cast<int>(threadIdx.x)} * kWidth;
     if (c >= args.cols) break;
     if constexpr (kPacked) {
       float v[kPack<T>];
@@ -326,8 +327,7 @@ void cross_entropy_bwd(const KernelCall& call) {
   const auto kernel = whole ? backward<T, true> : backward<T, false>;
   cuda::in_grids(args.rows, parts, [&](std::int64_t first, std::int64_t count) {
     cuda::launch(kernel, count * parts, kThreads, 0, 1, static_cast<cudaStream_t>(call.queue),
-                 rows.from(first, count), parts, norm + 2 * first,
-                 dloss + first * args.dloss_step);
+                 rows.from(first, count), parts, norm + 2 * first, dloss + first * args.dloss_step);
   });
 }
 

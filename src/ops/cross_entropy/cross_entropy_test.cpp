@@ -155,8 +155,8 @@ TEST(CrossEntropyCheck, SaysWhatIsWrong) {
        "got metal"},
       {"strided", grad(Tensor::meta({2, 4}).transpose({1, 0})), Errc::kShape, "contiguous"},
       {"rows: logits first",
-       ops::cross_entropy_rows_check(Tensor::meta({}), four, 0, Tensor::meta({4}), {}), Errc::kShape,
-       "at least one axis"},
+       ops::cross_entropy_rows_check(Tensor::meta({}), four, 0, Tensor::meta({4}), {}),
+       Errc::kShape, "at least one axis"},
       {"rows of another count", rows(three, Tensor::meta({4})), Errc::kShape, "[4], got [3]"},
       {"rows without targets", rows(bare, Tensor::meta({4})), Errc::kShape, "and an index"},
       {"losses of another count", rows(four, Tensor::meta({3})), Errc::kShape, "f32 [4], got f32"},
@@ -222,9 +222,9 @@ class CrossEntropy : public OnDevice {
           ops::cross_entropy_parts(encoder(), logits, targets, options);
       EXPECT_EQ(parts.loss.shape(), one ? Shape{} : Shape{p.rows});
       close("loss " + at, download(parts.loss), loss, DType::kF32, terms);
-      const Tensor dz = ops::cross_entropy_backward(
-          encoder(), logits, parts, upload(dloss, parts.loss.shape(), DType::kF32),
-          options.label_smoothing);
+      const Tensor dz = ops::cross_entropy_backward(encoder(), logits, parts,
+                                                    upload(dloss, parts.loss.shape(), DType::kF32),
+                                                    options.label_smoothing);
       close("dz from parts " + at, download(dz), oracle(p, c_upstream).dz, how.dtype,
             chain(p.cols));
 
@@ -279,14 +279,14 @@ TEST_P(CrossEntropy, MatchesOracleForViewsAndTargetTypes) {
               {.dtype = dtype, .targets = targets, .offset = offset});
       }
     }
-    check(random_problem(1100, 2047, dtype), {.dtype = dtype, .offset = 3, .brief = true});  // past the cache
+    check(random_problem(1100, 2047, dtype),
+          {.dtype = dtype, .offset = 3, .brief = true});  // past the cache
   }
   // Leading axes count rows; one row alone.
   Problem p = random_problem(6, 9, DType::kF32);
   const auto want = oracle(p, p.weight);
-  const Tensor loss =
-      ops::cross_entropy(encoder(), upload(p.z, {2, 3, 9}, DType::kF32),
-                         upload_strided(p.target, {2, 3}, DType::kI64));
+  const Tensor loss = ops::cross_entropy(encoder(), upload(p.z, {2, 3, 9}, DType::kF32),
+                                         upload_strided(p.target, {2, 3}, DType::kI64));
   EXPECT_EQ(loss.shape(), (Shape{2, 3}));
   expect_close("leading axes", download(loss), want.loss, DType::kF32, 9);
   p = random_problem(1, 9, DType::kF32);
@@ -365,7 +365,8 @@ TEST_P(CrossEntropy, NoRowCounts) {
 TEST_P(CrossEntropy, SpreadLogits) {
   for (const DType dtype : kTypes) {
     for (const std::int64_t cols : {300, 5000, 40000}) {
-      check(random_problem(4, cols, dtype, 1e4), {.dtype = dtype, .brief = cols > 5000, .extreme = true});
+      check(random_problem(4, cols, dtype, 1e4),
+            {.dtype = dtype, .brief = cols > 5000, .extreme = true});
       check(random_problem(4, cols, dtype, 90), {.dtype = dtype, .brief = cols > 5000});
       // Far from zero, close to each other: nothing may be lost to the offset.
       Problem p = random_problem(3, cols, dtype);

@@ -42,8 +42,8 @@ LossRowsOptions rows_options(const KlDivergenceOptions& options) {
 
 Check check_float(const char* name, const Tensor& t) {
   if (is_kernel_float(t.dtype())) return std::nullopt;
-  return wrong(Errc::kDType, std::string(name) + " must be f32, f16 or bf16, got " +
-                                 name_of(t.dtype()));
+  return wrong(Errc::kDType,
+               std::string(name) + " must be f32, f16 or bf16, got " + name_of(t.dtype()));
 }
 
 Check check_place(const char* name, const Tensor& t, const Tensor& student) {
@@ -104,8 +104,7 @@ Check check_dstudent(const Tensor& student, const Tensor& dstudent) {
   }
   if (dstudent.dtype() != student.dtype()) {
     return wrong(Errc::kDType, std::string("dstudent must have the type of student ") +
-                                   name_of(student.dtype()) + ", got " +
-                                   name_of(dstudent.dtype()));
+                                   name_of(student.dtype()) + ", got " + name_of(dstudent.dtype()));
   }
   if (const Check check = check_place("dstudent", dstudent, student)) return check;
   if (!dstudent.is_contiguous()) {
@@ -193,9 +192,8 @@ KlDivergenceParts kl_divergence_parts(CommandEncoder& encoder, const Tensor& stu
                                       const KlDivergenceOptions& options) {
   require(kl_divergence_check(student, teacher, options));
   const std::int64_t rows = rows_of(student);
-  KlDivergenceParts parts{{},
-                          encoder.empty({rows, 4}, DType::kF32),
-                          loss_rows(encoder, rows, rows_options(options))};
+  KlDivergenceParts parts{
+      {}, encoder.empty({rows, 4}, DType::kF32), loss_rows(encoder, rows, rows_options(options))};
   const Tensor losses = encoder.empty({rows}, DType::kF32);
   run_rows(encoder, student, teacher, options, parts.rows, losses, parts.norm, {});
   parts.loss = finish(encoder, student, losses, parts.rows, options.reduction);
@@ -280,12 +278,12 @@ Tensor kl_divergence(Tape& tape, const Tensor& student, const KlTeacher& teacher
   KlDivergenceParts parts = kl_divergence_parts(tape.encoder(), student, teacher, options);
   const Kept kept{options.temperature, options.scale_by_t2, is_top(teacher)};
   const LossRows& rows = parts.rows;
-  tape.record("kl_divergence", kl_divergence_pullback, {student}, {&parts.loss},
-              kept.top ? Saved({student, parts.norm, rows.weight, rows.scale, teacher.values,
-                                teacher.indices},
-                               kept)
-                       : Saved({student, parts.norm, rows.weight, rows.scale, teacher.logits},
-                               kept));
+  tape.record(
+      "kl_divergence", kl_divergence_pullback, {student}, {&parts.loss},
+      kept.top
+          ? Saved({student, parts.norm, rows.weight, rows.scale, teacher.values, teacher.indices},
+                  kept)
+          : Saved({student, parts.norm, rows.weight, rows.scale, teacher.logits}, kept));
   return parts.loss;
 }
 

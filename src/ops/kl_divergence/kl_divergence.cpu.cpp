@@ -8,7 +8,6 @@
 #define HWY_TARGET_INCLUDE "ops/kl_divergence/kl_divergence.cpu.cpp"
 #include <hwy/foreach_target.h>
 
-
 #include "backends/cpu/device/blocks-inl.h"
 #include "backends/cpu/device/simd-inl.h"
 #include "kl_divergence_args.h"
@@ -177,8 +176,9 @@ HWY_INLINE void write_both(const Q* q, const P* p, Q* dq, std::size_t n, const G
     // store_pair cannot have a NaN of f32's own.
     return sizeof(Q) == 2 && sizeof(P) == 4 ? plain_nan(d, v) : v;
   };
-  const auto part = [&](std::size_t i, std::size_t count)
-                        HWY_ATTR { return value(load_n(d, q + i, count), load_n(d, p + i, count)); };
+  const auto part = [&](std::size_t i, std::size_t count) HWY_ATTR {
+    return value(load_n(d, q + i, count), load_n(d, p + i, count));
+  };
   if constexpr (std::is_same_v<Q, P>) {
     write_pairs<kStream>(
         d, dq, n,
@@ -192,8 +192,8 @@ HWY_INLINE void write_both(const Q* q, const P* p, Q* dq, std::size_t n, const G
         part);
   } else {
     write_row<kStream>(
-        d, dq, n,
-        [&](std::size_t i) HWY_ATTR { return value(load(d, q + i), load(d, p + i)); }, part);
+        d, dq, n, [&](std::size_t i) HWY_ATTR { return value(load(d, q + i), load(d, p + i)); },
+        part);
   }
 }
 
@@ -255,10 +255,10 @@ struct Top {
 template <class Q, class P>
 struct Call {
   const KlDivergenceArgs& args;
-  const Q* q;           // [R, V]
-  const P* p;           // [R, V] or [R, k]
-  const float* weight;  // [R]
-  const float* scale;   // [1]
+  const Q* q;                  // [R, V]
+  const P* p;                  // [R, V] or [R, k]
+  const float* weight;         // [R]
+  const float* scale;          // [1]
   const std::uint32_t* index;  // [R, k]
 
   Call(const KernelCall& call, std::size_t index_at)
@@ -328,8 +328,8 @@ void backward_rows(const KernelCall& raw) {
   Q* dq = raw.output<Q>(0);                 // [R, V]
   const std::int64_t count = ceil_div(args.cols, kBlock);
   const std::int64_t each =
-      ceil_div(cpu::kTaskBytes, std::min(args.cols, kBlock) *
-                                    static_cast<std::int64_t>(2 * sizeof(Q) + sizeof(P)));
+      ceil_div(cpu::kTaskBytes,
+               std::min(args.cols, kBlock) * static_cast<std::int64_t>(2 * sizeof(Q) + sizeof(P)));
   parallel_for(ceil_div(args.rows * count, each), [&](std::int64_t task) {
     const std::int64_t end = std::min(args.rows * count, (task + 1) * each);
     for (std::int64_t i = task * each; i < end; ++i) {
@@ -337,8 +337,7 @@ void backward_rows(const KernelCall& raw) {
       const float c = dloss[r * args.dloss_step] * call.weight[r] * *call.scale;
       const float* of_row = norm + 4 * r;
       call.template write<kStream>(
-          r, i % count, dq,
-          gradient_of(args, c, {of_row[0], of_row[1]}, {of_row[2], of_row[3]}));
+          r, i % count, dq, gradient_of(args, c, {of_row[0], of_row[1]}, {of_row[2], of_row[3]}));
     }
     if (kStream) hwy::FlushStream();
   });

@@ -21,10 +21,10 @@ namespace {
 
 // ---- any row: walked twice ----
 
-constexpr int kWalkBlocks = 8;               // of a cluster
+constexpr int kWalkBlocks = 8;                // of a cluster
 constexpr std::int64_t kShortWalk = 1 << 12;  // columns up to which a small block does
-constexpr std::int64_t kLongWalk = 1 << 16;  // columns from which on a cluster walks together
-constexpr int kBatch = 4;                    // elements of a thread that are under way at once
+constexpr std::int64_t kLongWalk = 1 << 16;   // columns from which on a cluster walks together
+constexpr int kBatch = 4;                     // elements of a thread that are under way at once
 
 // The columns of a thread: first, first + step and so on.
 template <int kThreads, int kCluster>
@@ -164,7 +164,8 @@ __global__ void __launch_bounds__(kTopThreads) top_sums(Rows<Q, P> rows, Top<P> 
     const std::int64_t at = r * args.top + j;
     const std::int64_t c = top.index[at];
     const float p[1] = {widen(top.values[at])};
-    const float q[1] = {c < args.cols ? widen(rows.q[r * args.cols + c]) : __int_as_float(0x7fc00000)};
+    const float q[1] = {c < args.cols ? widen(rows.q[r * args.cols + c])
+                                      : __int_as_float(0x7fc00000)};
     top.student[at] = q[0];
     sums.add(e, q, p);
     if (c >= args.cols) sums.p = q[0];  // NaN, which no later scaling takes back
@@ -179,8 +180,7 @@ __global__ void __launch_bounds__(kTopThreads) top_sums(Rows<Q, P> rows, Top<P> 
 
 // The rows of a student whose teacher has nothing: sums, loss and dq = c·softmax.
 template <class Q, bool kPacked, int kThreads, int kCluster>
-__global__ void __launch_bounds__(kThreads)
-    student_walked(Rows<Q, Q> rows, const float* top_sums) {
+__global__ void __launch_bounds__(kThreads) student_walked(Rows<Q, Q> rows, const float* top_sums) {
   constexpr int kWidth = kPacked ? kPack<Q> : 1;
   __shared__ float room[kSums][kThreads / kWarp];
   __shared__ cuda::Gathering<kCluster, kSums> meeting;
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads)
   const float w = rows.weight[walk.row];
   const Exp<Q, Q> e(args.inverse);
   const std::int64_t count = args.cols / kWidth;
-  const auto read = [&](std::int64_t i, float (&v)[kWidth]) {
+  const auto read = [&](std::int64_t i, float(&v)[kWidth]) {
     if constexpr (kPacked) {
       cuda::unpack(cuda::load_own_pack(q + i * kWidth), v);
     } else {
@@ -269,8 +269,8 @@ void with_teacher(KlDivergenceTeacher type, const Body& body) {
 
 template <class Q, class P>
 Rows<Q, P> rows_of(const KernelCall& call) {
-  return {call.as<KlDivergenceArgs>(), call.input<Q>(0),       call.input<P>(1),
-          call.input<float>(2),        call.input<float>(3),   call.output<float>(0),
+  return {call.as<KlDivergenceArgs>(), call.input<Q>(0),     call.input<P>(1),
+          call.input<float>(2),        call.input<float>(3), call.output<float>(0),
           call.output<float>(1),       call.output<Q>(2)};
 }
 
@@ -396,8 +396,8 @@ void kl_divergence_top_fwd(const KernelCall& call) {
     rows.p = nullptr;
     const Top<P> top{call.input<P>(1), call.input<std::uint32_t>(4), sums, sums + 8 * args.rows};
     cuda::launch(top_sums<Q, P>, args.rows, kTopThreads, 0, 1, stream, rows, top);
-    const bool whole = args.cols % kPack<Q> == 0 && cuda::is_aligned(student.q) &&
-                       cuda::is_aligned(student.dq);
+    const bool whole =
+        args.cols % kPack<Q> == 0 && cuda::is_aligned(student.q) && cuda::is_aligned(student.dq);
     in_walks(args, [&](std::int64_t first, std::int64_t count, auto threads, auto cluster) {
       const auto kernel = whole ? student_walked<Q, true, threads(), cluster()>
                                 : student_walked<Q, false, threads(), cluster()>;

@@ -22,9 +22,9 @@ constexpr int kRingThreads = kConsumers + kWarp;
 template <int kBlocks>
 struct RingRow {
   cuda::Ring<kSlots, kChunk> ring;
-  float parts[2][kSums][kBlocks];         // of the blocks of the cluster; rows take turns
+  float parts[2][kSums][kBlocks];            // of the blocks of the cluster; rows take turns
   float of_warps[2][kSums][kConsumerWarps];  // of this block
-  std::uint64_t told[2];                  // parts have come
+  std::uint64_t told[2];                     // parts have come
 };
 template <int kBlocks>
 constexpr int kRingBytes = sizeof(RingRow<kBlocks>);
@@ -57,7 +57,8 @@ __device__ __forceinline__ Sums join_cluster(RingRow<kBlocks>& s, Sums mine, flo
                                              unsigned turn) {
   const unsigned side = turn % 2;
   mine.join_lanes(inverse);
-  if (threadIdx.x % kWarp == 0) leave(mine, s.of_warps[side], static_cast<int>(threadIdx.x) / kWarp);
+  if (threadIdx.x % kWarp == 0)
+    leave(mine, s.of_warps[side], static_cast<int>(threadIdx.x) / kWarp);
   consumers_sync();
   mine = join_room(s.of_warps[side], inverse);
   if constexpr (kBlocks == 1) return mine;

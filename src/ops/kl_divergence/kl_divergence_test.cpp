@@ -75,7 +75,8 @@ Expected oracle(const Problem& x, const std::vector<double>& c) {
     for (std::int64_t j = 0; j < given; ++j) {
       const auto at = static_cast<std::size_t>(j);
       const auto v =
-          x.top == 0 ? at : static_cast<std::size_t>(x.index[static_cast<std::size_t>(r * given + j)]);
+          x.top == 0 ? at
+                     : static_cast<std::size_t>(x.index[static_cast<std::size_t>(r * given + j)]);
       const double share = p.share[at];
       if (share == 0) continue;
       loss.value += share * ((q.below[v] + q.log_sum) - (p.below[at] + p.log_sum));
@@ -106,8 +107,13 @@ std::vector<double> values(const Refs& refs) {
 Problem random_problem(std::int64_t rows, std::int64_t cols, std::int64_t top, DType student,
                        DType teacher, double size = 4) {
   Noise noise(static_cast<std::uint64_t>(rows + 31 * cols + 7 * top));
-  Problem x{rows, cols, top, random_values(noise, rows * cols, student, size),
-            random_values(noise, rows * (top == 0 ? cols : top), teacher, size), {}, {}};
+  Problem x{rows,
+            cols,
+            top,
+            random_values(noise, rows * cols, student, size),
+            random_values(noise, rows * (top == 0 ? cols : top), teacher, size),
+            {},
+            {}};
   x.weight.assign(static_cast<std::size_t>(rows), 1);
   for (std::int64_t r = 0; r < rows; ++r) {
     // k distinct columns, the first and the last among them: a stride that has no factor of V
@@ -211,7 +217,8 @@ TEST(KlDivergenceCheck, SaysWhatIsWrong) {
        "dstudent"},
   });
   EXPECT_FALSE(fwd(Tensor::meta({2, 2, 9}, DType::kF16), Tensor::meta({2, 2, 9}, DType::kBF16)));
-  EXPECT_FALSE(fwd(Tensor::meta({0, 9}), {Tensor::meta({0, 3}), Tensor::meta({0, 3}, DType::kU32)}));
+  EXPECT_FALSE(
+      fwd(Tensor::meta({0, 9}), {Tensor::meta({0, 3}), Tensor::meta({0, 3}, DType::kU32)}));
 }
 
 class KlDivergence : public OnDevice {
@@ -234,9 +241,9 @@ class KlDivergence : public OnDevice {
       return how.strided ? upload_strided(v, s, dtype) : upload(v, s, dtype, how.offset);
     };
     const Shape some{x.rows, x.top};
-    const KlTeacher teacher = x.top == 0 ? KlTeacher(put(x.p, shape, how.teacher))
-                                         : KlTeacher(put(x.p, some, how.teacher),
-                                                     put(x.index, some, DType::kU32));
+    const KlTeacher teacher =
+        x.top == 0 ? KlTeacher(put(x.p, shape, how.teacher))
+                   : KlTeacher(put(x.p, some, how.teacher), put(x.index, some, DType::kU32));
     const std::string at = to_string(shape) + " of " + std::to_string(x.top) + " " +
                            name_of(how.student) + " " + name_of(how.teacher);
     double counts = 0;
@@ -268,9 +275,9 @@ class KlDivergence : public OnDevice {
           ops::kl_divergence_parts(encoder(), student, teacher, options);
       EXPECT_EQ(parts.loss.shape(), one ? Shape{} : Shape{x.rows});
       close("loss " + at, download(parts.loss), loss, DType::kF32, terms);
-      const Tensor dq = ops::kl_divergence_backward(
-          encoder(), student, teacher, parts, upload(dloss, parts.loss.shape(), DType::kF32),
-          options);
+      const Tensor dq =
+          ops::kl_divergence_backward(encoder(), student, teacher, parts,
+                                      upload(dloss, parts.loss.shape(), DType::kF32), options);
       close("dq from parts " + at, download(dq), oracle(x, c_upstream).dq, how.student,
             chain(x.cols));
 
@@ -386,10 +393,9 @@ TEST_P(KlDivergence, MaskedRows) {
       // What does not count is not looked at.
       for (std::int64_t r = 0; r < rows; r += 3) x.q[static_cast<std::size_t>(r * cols)] = NAN;
       const Expected want = oracle(x, x.weight);
-      const KlTeacher teacher =
-          top == 0 ? KlTeacher(upload(x.p, {rows, cols}, DType::kBF16))
-                   : KlTeacher(upload(x.p, {rows, top}, DType::kBF16),
-                               upload(x.index, {rows, top}, DType::kU32));
+      const KlTeacher teacher = top == 0 ? KlTeacher(upload(x.p, {rows, cols}, DType::kBF16))
+                                         : KlTeacher(upload(x.p, {rows, top}, DType::kBF16),
+                                                     upload(x.index, {rows, top}, DType::kU32));
       const Tensor student = upload(x.q, {rows, cols}, DType::kBF16);
       const Tensor loss =
           ops::kl_divergence_with_gradient(encoder(), student, teacher, options, student);
@@ -434,8 +440,8 @@ TEST_P(KlDivergence, WhatIsNoNumber) {
   const auto run = [&](const std::vector<double>& q, const KlTeacher& teacher) {
     const auto n = static_cast<std::int64_t>(q.size());
     const Tensor dq = encoder().empty({1, n}, DType::kF32);
-    const Tensor loss = ops::kl_divergence_with_gradient(
-        encoder(), upload(q, {1, n}, DType::kF32), teacher, {}, dq);
+    const Tensor loss = ops::kl_divergence_with_gradient(encoder(), upload(q, {1, n}, DType::kF32),
+                                                         teacher, {}, dq);
     auto all = download(dq);
     all.push_back(download(loss)[0]);
     return all;
@@ -532,10 +538,9 @@ TEST_P(KlDivergence, SameBitsOnEveryRun) {
     for (const std::int64_t top : {0, 9}) {
       const Problem x = random_problem(rows, cols, top, DType::kBF16, DType::kBF16);
       const Tensor student = upload(x.q, {rows, cols}, DType::kBF16);
-      const KlTeacher teacher = top == 0
-                                    ? KlTeacher(upload(x.p, {rows, cols}, DType::kBF16))
-                                    : KlTeacher(upload(x.p, {rows, top}, DType::kBF16),
-                                                upload(x.index, {rows, top}, DType::kU32));
+      const KlTeacher teacher = top == 0 ? KlTeacher(upload(x.p, {rows, cols}, DType::kBF16))
+                                         : KlTeacher(upload(x.p, {rows, top}, DType::kBF16),
+                                                     upload(x.index, {rows, top}, DType::kU32));
       KlDivergenceOptions options;
       options.reduction = Reduction::kMean;
       expect_repeatable(encoder(), [&] {

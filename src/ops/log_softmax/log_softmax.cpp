@@ -60,7 +60,7 @@ Tensor log_softmax(CommandEncoder& encoder, const Tensor& x, std::int64_t axis) 
 }
 
 Tensor log_softmax_backward(CommandEncoder& encoder, const Tensor& y, const Tensor& dy,
-                        std::int64_t axis) {
+                            std::int64_t axis) {
   require(log_softmax_backward_check(y, dy, axis));
   const Tensor y_rows = encoder.contiguous(y);
   const Tensor dy_rows = encoder.contiguous(dy);
@@ -75,14 +75,15 @@ namespace {
 
 void log_softmax_pullback(Pullback& pullback) {
   pullback.give(0, log_softmax_backward(pullback.encoder(), pullback.saved()[0], pullback.grad(),
-                                    pullback.saved().args<std::int64_t>()));
+                                        pullback.saved().args<std::int64_t>()));
 }
 
 }  // namespace
 
 Tensor log_softmax(Tape& tape, const Tensor& x, std::int64_t axis) {
   Tensor y = log_softmax(tape.encoder(), x, axis);
-  if (tape.wants({x})) tape.record("log_softmax", log_softmax_pullback, {x}, {&y}, Saved({y}, axis));
+  if (tape.wants({x}))
+    tape.record("log_softmax", log_softmax_pullback, {x}, {&y}, Saved({y}, axis));
   return y;
 }
 

@@ -133,8 +133,7 @@ constexpr int kWalkBlocks = 8;               // of a cluster
 constexpr std::int64_t kLongWalk = 1 << 16;  // columns from which on a cluster walks together
 
 template <class T, int kCluster>
-__global__ void __launch_bounds__(kWalkers)
-    forward_walked(LogSoftmaxArgs args, const T* x, T* y) {
+__global__ void __launch_bounds__(kWalkers) forward_walked(LogSoftmaxArgs args, const T* x, T* y) {
   __shared__ float2 room[kWalkers / kWarp];
   __shared__ cuda::Meeting<kCluster> meeting;
   cuda::wait_turn();

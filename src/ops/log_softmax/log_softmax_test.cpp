@@ -181,7 +181,8 @@ TEST_P(LogSoftmax, BlocksFarFromEachOther) {
       for (const auto& kind : kinds) {
         Noise noise(7);
         std::vector<double> x;
-        for (std::int64_t c = 0; c < cols; ++c) x.push_back(round_to(dtype, kind(c) + noise.next()));
+        for (std::int64_t c = 0; c < cols; ++c)
+          x.push_back(round_to(dtype, kind(c) + noise.next()));
         const Tensor y = ops::log_softmax(encoder(), upload(x, {1, cols}, dtype));
         const auto dy = random_values(noise, cols, dtype);
         const auto stored = download(y);

@@ -44,8 +44,8 @@ Check loss_rows_check(std::int64_t rows, Backend backend, const LossRowsOptions&
   const Tensor& mask = options.mask;
   if (mask.defined()) {
     if (mask.dtype() != DType::kBool && !is_kernel_float(mask.dtype())) {
-      return wrong(Errc::kDType,
-                   std::string("mask must be bool, f32, f16 or bf16, got ") + name_of(mask.dtype()));
+      return wrong(Errc::kDType, std::string("mask must be bool, f32, f16 or bf16, got ") +
+                                     name_of(mask.dtype()));
     }
     if (const Check check = check_place("mask", mask, rows, backend)) return check;
   }
@@ -71,9 +71,8 @@ Check loss_rows_reduce_check(const Tensor& losses, const LossRows& rows) {
                                    to_string(losses.shape()));
   }
   if (losses.backend() != rows.scale.backend()) {
-    return wrong(Errc::kDevice, std::string("losses must be on ") +
-                                    name_of(rows.scale.backend()) + ", got " +
-                                    name_of(losses.backend()));
+    return wrong(Errc::kDevice, std::string("losses must be on ") + name_of(rows.scale.backend()) +
+                                    ", got " + name_of(losses.backend()));
   }
   return std::nullopt;
 }

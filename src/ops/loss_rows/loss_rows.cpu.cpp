@@ -28,11 +28,11 @@ float mask_at(const void* mask, LossRowsMask kind, std::int64_t r) {
 template <class Target>
 void loss_rows_fwd(const KernelCall& call) {
   const auto& args = call.as<LossRowsArgs>();
-  const void* mask = call.input<void>(0);         // [R]
-  const auto* targets = call.input<Target>(1);    // [R]
-  auto* weight = call.output<float>(0);           // [R]
-  auto* index = call.output<std::int64_t>(1);     // [R]
-  auto* scale = call.output<float>(2);            // [1]
+  const void* mask = call.input<void>(0);       // [R]
+  const auto* targets = call.input<Target>(1);  // [R]
+  auto* weight = call.output<float>(0);         // [R]
+  auto* index = call.output<std::int64_t>(1);   // [R]
+  auto* scale = call.output<float>(2);          // [1]
   double sum = 0;
   for (std::int64_t r = 0; r < args.rows; ++r) {
     float w = mask_at(mask, args.mask, r);

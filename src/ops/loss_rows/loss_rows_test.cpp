@@ -118,8 +118,8 @@ TEST_P(LossRows, ReduceMatchesOracle) {
     const Tensor losses = upload(values, {rows}, DType::kF32);
     const auto reduced = [&](ops::Reduction reduction) {
       options.reduction = reduction;
-      return ops::loss_rows_reduce(encoder(), losses,
-                                   ops::loss_rows(encoder(), rows, options), reduction);
+      return ops::loss_rows_reduce(encoder(), losses, ops::loss_rows(encoder(), rows, options),
+                                   reduction);
     };
     const std::string at = std::to_string(rows) + " rows";
     EXPECT_EQ(download(reduced(ops::Reduction::kNone)), values);

@@ -175,9 +175,9 @@ bool with_form(std::int64_t packs, const Body& body) {
 template <class T, class Body>
 bool with_row_form(std::int64_t packs, const Body& body) {
   constexpr int kWide = sizeof(T) == 4 ? 1024 : 512;  // 16 bits: two blocks on a multiprocessor
-  return with_form<Form<T, 8, 2>, Form<T, 32, 4>, Form<T, 128, 4>, Form<T, 512, 4>,
-                   Form<T, 512, 8>, Form<T, kWide, 8>, Form<T, kWide, 8, 2>,
-                   Form<T, kWide, 10, 4>, Form<T, 1024, 8, 8>>(packs, body);
+  return with_form<Form<T, 8, 2>, Form<T, 32, 4>, Form<T, 128, 4>, Form<T, 512, 4>, Form<T, 512, 8>,
+                   Form<T, kWide, 8>, Form<T, kWide, 8, 2>, Form<T, kWide, 10, 4>,
+                   Form<T, 1024, 8, 8>>(packs, body);
 }
 
 // Calls body(first row, rows) for all of them, as many at a time as a grid has blocks.
