@@ -147,7 +147,7 @@ void forward_columns(const LogSoftmaxArgs& args, const T* x, T* y) {
       const VF e = exp_for(d, T(), hn::Sub(load_n(d, x + at, n), load_n(d, m + i, n)));
       store_n(d, hn::Add(load_n(d, sum + i, n), e), sum + i, n);
     });
-    for (std::size_t i = 0; i < width; ++i) sum[i] = std::log(sum[i]);
+    for (std::size_t i = 0; i < width; ++i) sum[i] = std::log(at_least_one(sum[i]));
     sweep(args, start, width, [&](std::size_t i, std::size_t n, std::int64_t at) HWY_ATTR {
       const VF v = hn::Sub(load_n(d, x + at, n), load_n(d, m + i, n));
       store_n(d, hn::Sub(v, load_n(d, sum + i, n)), y + at, n);
