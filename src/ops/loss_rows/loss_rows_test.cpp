@@ -76,6 +76,8 @@ TEST_P(LossRows, CountWhatTheyShould) {
     EXPECT_EQ(run(6, options).scale, 1);
     options.ignore_index = std::nullopt;
     EXPECT_TRUE(std::isnan(run(6, options).weight[3]));
+    options.mask = {};
+    EXPECT_EQ(run(6, options).weight[1], 1) << "target 0, and nothing to ignore";
   }
   ops::LossRowsOptions negative;
   negative.targets = upload({-100, -1, 1}, {3}, DType::kI32);
