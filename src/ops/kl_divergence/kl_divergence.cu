@@ -298,7 +298,9 @@ bool launch_ring(const Rows<T, T>& rows, cudaStream_t stream) {
   const auto kernel = forward_ring<T, kBlocks, kGrad>;
   constexpr int kBytes = kRingBytes<kBlocks>;
   static_assert(kBytes <= cuda::kSharedBytes);
-  static const int clusters = cuda::clusters_at_once(kernel, kBlocks, kRingThreads, kBytes);
+  static const int clusters = kBlocks == 1
+                                  ? cuda::kMultiprocessors
+                                  : cuda::clusters_at_once(kernel, kBlocks, kRingThreads, kBytes);
   if (clusters == 0) return false;
   cuda::launch(kernel, std::min<std::int64_t>(rows.args.rows, clusters) * kBlocks, kRingThreads,
                kBytes, kBlocks, stream, rows);
