@@ -322,7 +322,8 @@ TEST_P(CrossEntropy, MasksAndIgnoredRows) {
         if (r % 4 == 1) p.target[row] = static_cast<double>(cols + 7);
         p.weight[row] = r % 4 == 1 ? 0 : mask.back();
         if (p.weight[row] == 0) {  // what does not count is not looked at
-          p.z[p.at(r, r % cols)] = r % 2 == 0 ? std::nan("") : INFINITY;
+          const auto target = static_cast<std::int64_t>(p.target[row]);
+          p.z[p.at(r, target < cols ? target : r % cols)] = r % 2 == 0 ? std::nan("") : INFINITY;
         }
       }
       options.mask = upload(mask, {rows}, dtype);
