@@ -160,6 +160,18 @@ end_of() {
   printf 'by %s%s' "$how" "$test"
 }
 
+# An op and those whose public functions it calls.
+with_callees() { # name
+  local all=$1 more=$1
+  while [ -n "$more" ]; do
+    more=$(for op in $more; do
+      sed -n 's|^#include "mlxtape/ops/\(.*\)\.h"|\1|p' "$copy/include/mlxtape/ops/$op.h" "$copy/src/ops/$op"/*
+    done | sort -u | grep -vxF "$all" || true)
+    all=$(printf '%s\n' $all $more | sort -u)
+  done
+  printf '%s\n' "$all"
+}
+
 # Only the ops that the tests need are in the copy's list: a fault in a header then compiles few files.
 prepare() { # name
   program=op_tests flags=--gtest_throw_on_failure  # stops at the first failure
@@ -172,6 +184,7 @@ prepare() { # name
     local suite
     suite=$(perl -pe 's/(^|_)([a-z0-9])/\U$2/g' <<<"$1")
     filter="$suite*:*/$suite*"
+    ops=$(with_callees "$1")
   fi
   printf '%s\n' "$ops" >"$ops_list"
   cmake -S "$copy" -B "$work/build" -G Ninja -DMLXTAPE_CUDA=OFF -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" \

@@ -33,6 +33,42 @@ class TorchOps:
         y, dy = torch.softmax(x, -1), self.randn(rows, cols)
         return lambda: backward(dy, y)
 
+    def log_softmax(self, form, direction, rows, cols):
+        x = self.randn(rows, cols)
+        forward = self.compiled(lambda x: torch.log_softmax(x, -1))
+        if direction == "fwd":
+            return lambda: forward(x)
+        backward = self.compiled(lambda dy, y: torch._log_softmax_backward_data(dy, y, -1, self.dtype))
+        y, dy = torch.log_softmax(x, -1), self.randn(rows, cols)
+        return lambda: backward(dy, y)
+
+    def of_loss(self, loss, direction, inputs):
+        if direction == "fwd":
+            return lambda: loss(*inputs)
+        inputs = tuple(x.requires_grad_() for x in inputs)
+        if direction == "bwd":
+            return self.backward_of(loss(*inputs), inputs, None)
+        return lambda: torch.autograd.grad(loss(*inputs), inputs)
+
+    def cross_entropy(self, form, direction, rows, cols):
+        target = torch.randint(cols, (rows,), device=self.device)
+        loss = self.compiled(lambda z: F.cross_entropy(z, target))
+        return self.of_loss(loss, direction, (self.randn(rows, cols),))
+
+    def kl_divergence(self, form, direction, rows, cols):
+        teacher = self.randn(rows, cols)
+        loss = self.compiled(
+            lambda z: F.kl_div(
+                F.log_softmax(z, -1), F.log_softmax(teacher, -1), reduction="batchmean", log_target=True
+            )
+        )
+        return self.of_loss(loss, direction, (self.randn(rows, cols),))
+
+    def linear_loss(self, form, direction, rows, width, classes):
+        target = torch.randint(classes, (rows,), device=self.device)
+        loss = self.compiled(lambda h, w: F.cross_entropy(F.linear(h, w), target))
+        return self.of_loss(loss, direction, (self.randn(rows, width), self.randn(classes, width) * 0.05))
+
     def matmul(self, form, direction, *sizes):
         batch, (m, k, n) = sizes[:-3], sizes[-3:]
         a = self.randn(*batch, k, m).mT if form == "tn" else self.randn(*batch, m, k)

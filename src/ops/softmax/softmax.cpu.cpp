@@ -11,6 +11,7 @@
 #define HWY_TARGET_INCLUDE "ops/softmax/softmax.cpu.cpp"
 #include <hwy/foreach_target.h>
 
+#include "backends/cpu/device/blocks-inl.h"
 #include "backends/cpu/device/simd-inl.h"
 #include "backends/cpu/device/tasks.h"
 #include "mlxtape/core/registry.h"
@@ -21,27 +22,9 @@ HWY_BEFORE_NAMESPACE();
 namespace mlxtape::ops::HWY_NAMESPACE {
 namespace {
 
-constexpr std::int64_t kBlock = 2048;            // columns with one reference
-constexpr std::size_t kSample = 64;              // elements it is the largest of
 constexpr std::size_t kAhead = 8192;             // bytes
 constexpr std::int64_t kCacheBytes = 960 << 10;  // of a 1.25 MiB second-level cache
 constexpr std::int64_t kTile = 256;              // rows side by side when a row is not contiguous
-
-template <class T>
-HWY_INLINE float row_max(DF d, const T* x, std::size_t n) {
-  VF m = hn::Set(d, -INFINITY);
-  for_row(
-      d, n, [&](std::size_t i) HWY_ATTR { m = hn::Max(m, load(d, x + i)); },
-      [&](std::size_t i, std::size_t count) HWY_ATTR {
-        m = hn::IfThenElse(hn::FirstN(d, count), hn::Max(m, load_n(d, x + i, count)), m);
-      });
-  return max_lanes(d, m);
-}
-
-// The sum of a block's exponentials relative to m.
-struct BlockSum {
-  float m, sum;
-};
 
 // Reading must go on while results are written, and the hardware looks ahead only while something
 // is read: of four pairs of vectors, three are fetched kAhead bytes before their turn by the loop
@@ -62,8 +45,7 @@ HWY_INLINE void fetch_ahead(const T* x, std::size_t i) {
 template <bool kStream, class T>
 HWY_INLINE float exp_block(DF d, const T* x, std::size_t n, float m, float* e, std::size_t lead) {
   const std::size_t lanes = hn::Lanes(d);
-  // −inf − −inf would be NaN: a block of −inf alone adds nothing, one with NaN adds NaN.
-  const VF vm = hn::Set(d, m == -INFINITY ? 0 : m);
+  const VF vm = hn::Set(d, finite_reference(m));
   VF sum_a = hn::Zero(d), sum_b = sum_a;
   std::size_t i = 0;
   const auto some = [&](std::size_t end) HWY_ATTR {
@@ -91,18 +73,13 @@ HWY_INLINE float exp_block(DF d, const T* x, std::size_t n, float m, float* e, s
   return sum_lanes(d, hn::Add(sum_a, sum_b));
 }
 
-template <class T>
-HWY_INLINE float reference(const T* x, std::size_t n) {
-  return row_max(DF(), x, std::min(n, kSample));
-}
-
 // A block's exponentials and their sum. m is a reference from among them, so the sum is at least 1,
 // unless it is −inf, which exp_block cannot work with.
 template <bool kStream, class T>
 HWY_INLINE BlockSum sum_block(DF d, const T* x, std::size_t n, float m, float* e,
                               std::size_t lead) {
   float sum = exp_block<kStream>(d, x, n, m, e, lead);
-  if (!(m > -INFINITY && sum >= 0.5F && sum < 0x1p40F)) {
+  if (!good_reference(m, sum)) {
     m = row_max(d, x, n);
     sum = exp_block<kStream>(d, x, n, m, e, lead);
   }
@@ -127,15 +104,6 @@ HWY_INLINE float dot(DF d, const T* y, const T* dy, std::size_t n) {
     a = hn::MulAdd(load_n(d, y + i, count), load_n(d, dy + i, count), a);
   }
   return sum_lanes(d, hn::Add(a, b));
-}
-
-// Blocks in order, whatever thread made them.
-BlockSum join(const BlockSum* blocks, std::int64_t count) {
-  float m = -INFINITY;
-  for (std::int64_t b = 0; b < count; ++b) m = std::max(m, blocks[b].m);
-  float sum = 0;
-  for (std::int64_t b = 0; b < count; ++b) sum += blocks[b].sum * std::exp(blocks[b].m - m);
-  return {m, sum};
 }
 
 // y = e · exp(block − row) / sum
@@ -183,10 +151,6 @@ void backward_block(const T* y, const T* dy, T* dx, std::size_t n, float s, std:
       [&](std::size_t i, std::size_t count) HWY_ATTR {
         return hn::Mul(load_n(d, y + i, count), hn::Sub(load_n(d, dy + i, count), vs));
       });
-}
-
-std::size_t block_length(std::int64_t cols, std::int64_t block) {
-  return static_cast<std::size_t>(std::min(kBlock, cols - block * kBlock));
 }
 
 template <bool kStream, class T>

@@ -11,10 +11,10 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "backends/cuda/device/cluster.cuh"
 #include "backends/cuda/device/exp.cuh"
+#include "backends/cuda/device/kept_rows.cuh"
 #include "backends/cuda/device/launch.cuh"
 #include "backends/cuda/device/rows.cuh"
 #include "mlxtape/core/registry.h"
@@ -27,83 +27,21 @@ namespace {
 
 using cuda::exp_for;
 using cuda::exp_times_constant;
+using cuda::finite_reference;
+using cuda::Form;
+using cuda::in_grids;
 using cuda::kPack;
 using cuda::kWarp;
 using cuda::narrow;
 using cuda::Pack;
+using cuda::Share;
+using cuda::Total;
+using cuda::total_of;
+using cuda::total_over_warps;
 using cuda::widen;
-
-// −inf − −inf would be NaN where the row has something else in it.
-__device__ __forceinline__ float finite_reference(float m) { return m == -INFINITY ? 0 : m; }
-
-// The largest number of a row and Σ exp(x − that).
-struct Total {
-  float top, sum;
-};
-template <int kParts>
-__device__ __forceinline__ Total total_of(const float2* parts) {
-  float top = parts[0].x;
-#pragma unroll
-  for (int i = 1; i < kParts; ++i) top = cuda::max_nan(top, parts[i].x);
-  const float reference = finite_reference(top);
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) sum += parts[i].y * expf(parts[i].x - reference);
-  return {top, sum};
-}
-// The same over the warps of a block; mine is the warp's. room: a pair a warp.
-template <int kWarps>
-__device__ __forceinline__ Total total_over_warps(Total mine, float2* room) {
-  const int lane = threadIdx.x % kWarp;
-  if (lane == 0) room[threadIdx.x / kWarp] = {mine.top, mine.sum};
-  __syncthreads();
-  const float2 part = lane < kWarps ? room[lane] : make_float2(-INFINITY, 0);
-  const float top = cuda::lanes_max(part.x);
-  return {top, cuda::lanes_sum(part.y * expf(part.x - finite_reference(top)))};
-}
+using cuda::with_form;
 
 // ---- rows that are kept in registers ----
-
-// kThreads_ threads of each of kCluster_ blocks share a row, up to kPacks_ packs each.
-template <class T_, int kThreads_, int kPacks_, int kCluster_ = 1>
-struct Form {
-  using T = T_;
-  static constexpr int kThreads = kThreads_, kPacks = kPacks_, kCluster = kCluster_;
-  static constexpr std::int64_t kMost = std::int64_t{kThreads} * kPacks * kCluster;  // packs
-  static constexpr bool kOneWarp = kThreads <= kWarp;
-  static constexpr int kWarps = kOneWarp ? 1 : kThreads / kWarp;
-  static constexpr int kLanes = kOneWarp ? kThreads : kWarp;
-  // Threads of a block; at 16384 × 512 the other size costs 3 and 5 %.
-  static constexpr int kBlock = kOneWarp ? (sizeof(T) == 4 ? 64 : 128) : kThreads;
-  static constexpr int kBlocks = kThreads == 512 ? 2 : 1;  // on a multiprocessor, at least
-
-  static std::int64_t blocks(std::int64_t rows) {
-    return cuda::blocks_for(rows, kBlock / kThreads) * kCluster;
-  }
-};
-
-// What a thread has of its row.
-template <class F>
-struct Share {
-  using T = typename F::T;
-  std::int64_t row;
-  std::int64_t first;  // element of the row's memory; the next pack is kThreads packs further
-  int packs;           // from there to the end of the block's part
-
-  __device__ explicit Share(const SoftmaxArgs& args) {
-    constexpr int kRows = F::kBlock / F::kThreads;
-    const int rank = threadIdx.x % F::kThreads;
-    row = kRows == 1 ? blockIdx.x / F::kCluster
-                     : std::int64_t{blockIdx.x} * kRows + threadIdx.x / F::kThreads;
-    const int whole = static_cast<int>(args.cols / kPack<T>);
-    const int each = (whole + F::kCluster - 1) / F::kCluster;
-    const int start = static_cast<int>(blockIdx.x % F::kCluster) * each;
-    packs = row < args.outer ? min(each, whole - start) - rank : 0;
-    first = row * args.cols + std::int64_t{start + rank} * kPack<T>;
-  }
-  __device__ bool has(int j) const { return j * F::kThreads < packs; }
-  __device__ std::int64_t at(int j) const { return first + j * F::kThreads * kPack<T>; }
-};
 
 template <class F, class T = typename F::T>
 __global__ void __launch_bounds__(F::kBlock, F::kBlocks)
@@ -116,7 +54,7 @@ __global__ void __launch_bounds__(F::kBlock, F::kBlocks)
   __shared__ cuda::Meeting<F::kCluster> meeting;
   cuda::wait_turn();
   meeting.open();
-  const Share<F> share(args);
+  const Share<F> share(args.outer, args.cols);
   Pack<T> pack[F::kPacks];
 #pragma unroll
   for (int j = 0; j < F::kPacks; ++j) {
@@ -177,7 +115,7 @@ __global__ void __launch_bounds__(F::kBlock, F::kBlocks)
   __shared__ cuda::Meeting<F::kCluster> meeting;
   cuda::wait_turn();
   meeting.open();
-  const Share<F> share(args);
+  const Share<F> share(args.outer, args.cols);
   Pack<T> a[F::kPacks];
   Pack<T> b[F::kPacks];
 #pragma unroll
@@ -352,12 +290,6 @@ __global__ void __launch_bounds__(kWarp* kShares)
 
 // ---- launch ----
 
-// Calls body(form) with the first of the forms that holds so many packs; false where none does.
-template <class... Forms, class Body>
-bool with_form(std::int64_t packs, const Body& body) {
-  return ((packs <= Forms::kMost && (body(Forms()), true)) || ...);
-}
-
 template <class T, class Body>
 bool with_forward_form(std::int64_t packs, const Body& body) {
   constexpr int kWide = sizeof(T) == 4 ? 1024 : 512;  // 16 bits: two blocks on a multiprocessor
@@ -372,16 +304,6 @@ bool with_backward_form(std::int64_t packs, const Body& body) {
                    Form<T, 32, 4>, Form<T, 32, 8>, Form<T, 128, 4>, Form<T, 256, 4>,
                    Form<T, 512, 4>, Form<T, 1024, 4>, Form<T, 1024, 4, 2>, Form<T, 1024, 4, 4>>(
       packs, body);
-}
-
-// Calls body(first row, rows) for all of them, as many at a time as a grid has blocks.
-template <class Body>
-void in_grids(std::int64_t rows, std::int64_t blocks_each, const Body& body) {
-  const std::int64_t most =
-      std::max<std::int64_t>(1, std::numeric_limits<std::int32_t>::max() / blocks_each);
-  for (std::int64_t first = 0; first < rows; first += most) {
-    body(first, std::min(most, rows - first));
-  }
 }
 
 // Calls body(arguments of some rows, where they begin, blocks each as a constant).
