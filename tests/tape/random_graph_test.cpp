@@ -90,22 +90,22 @@ Op unary(const char* name, double (*f)(double), double (*slope)(double),
 }
 
 std::vector<Op> all_ops() {
-  std::vector<Op> ops_;
-  ops_.push_back(unary(
+  std::vector<Op> kinds;
+  kinds.push_back(unary(
       "tanh", [](double x) { return std::tanh(x); },
       [](double x) { return 1 - std::tanh(x) * std::tanh(x); },
       [](Tape& t, const Tensor& x) { return ops::tanh(t, x); }));
-  ops_.push_back(unary(
+  kinds.push_back(unary(
       "sigmoid", sigmoid, [](double x) { return sigmoid(x) * (1 - sigmoid(x)); },
       [](Tape& t, const Tensor& x) { return ops::sigmoid(t, x); }));
-  ops_.push_back(unary(
+  kinds.push_back(unary(
       "silu", [](double x) { return x * sigmoid(x); },
       [](double x) { return sigmoid(x) * (1 + x * (1 - sigmoid(x))); },
       [](Tape& t, const Tensor& x) { return ops::silu(t, x); }));
-  ops_.push_back(unary(
+  kinds.push_back(unary(
       "softplus", [](double x) { return std::log1p(std::exp(x)); }, sigmoid,
       [](Tape& t, const Tensor& x) { return ops::softplus(t, x); }));
-  ops_.push_back(
+  kinds.push_back(
       {"plus", 2, false,
        [](const Matrix& a, const Matrix& b) {
          Sized y;
@@ -124,7 +124,7 @@ std::vector<Op> all_ops() {
        [](Tape& t, const Tensor& a, const Tensor& b) {
          return ops::add(t, a, b);
        }});
-  ops_.push_back(
+  kinds.push_back(
       {"times", 2, false,
        [](const Matrix& a, const Matrix& b) {
          Sized y;
@@ -140,7 +140,7 @@ std::vector<Op> all_ops() {
        [](Tape& t, const Tensor& a, const Tensor& b) {
          return ops::multiply(t, a, b);
        }});
-  ops_.push_back(
+  kinds.push_back(
       {"maximum", 2, true,
        [](const Matrix& a, const Matrix& b) {
          Sized y;
@@ -157,7 +157,7 @@ std::vector<Op> all_ops() {
        [](Tape& t, const Tensor& a, const Tensor& b) {
          return ops::maximum(t, a, b);
        }});
-  ops_.push_back(
+  kinds.push_back(
       {"matmul", 2, false,
        [](const Matrix& a, const Matrix& b) { return matmul(a, b, false, false); },
        [](const Matrix& a, const Matrix& b, const Matrix&, const Matrix& dy, Sized& da, Sized& db) {
@@ -167,7 +167,7 @@ std::vector<Op> all_ops() {
        [](Tape& t, const Tensor& a, const Tensor& b) {
          return ops::matmul(t, a, b);
        }});
-  ops_.push_back(
+  kinds.push_back(
       {"transposed heads", 1, false,
        [](const Matrix& a, const Matrix&) {
          Sized y;
@@ -182,7 +182,7 @@ std::vector<Op> all_ops() {
          const Tensor cube = ops::reshape(t, a, {kN, 2, 3});
          return ops::reshape(t, ops::transpose(t, cube, {1, 2, 0}), {kN, kN});
        }});
-  ops_.push_back(
+  kinds.push_back(
       {"rows reversed and cut", 1, false,
        [](const Matrix& a, const Matrix&) {
          Sized y;
@@ -200,7 +200,7 @@ std::vector<Op> all_ops() {
          const Tensor rows = ops::slice(t, a, {{ops::SliceAxis::kEnd, 1, -1}});
          return ops::pad(t, rows, {{0, 2}});
        }});
-  ops_.push_back(
+  kinds.push_back(
       {"less its mean", 1, false,
        [](const Matrix& a, const Matrix&) {
          Sized y;
@@ -219,7 +219,7 @@ std::vector<Op> all_ops() {
        [](Tape& t, const Tensor& a, const Tensor&) {
          return ops::subtract(t, a, ops::mean(t, a, 0, true));
        }});
-  ops_.push_back(
+  kinds.push_back(
       {"softmax", 1, false,
        [](const Matrix& a, const Matrix&) {
          Sized y;
@@ -247,7 +247,7 @@ std::vector<Op> all_ops() {
        [](Tape& t, const Tensor& a, const Tensor&) {
          return ops::softmax(t, a);
        }});
-  return ops_;
+  return kinds;
 }
 
 struct Step {

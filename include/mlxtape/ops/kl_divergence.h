@@ -35,8 +35,7 @@ namespace mlxtape::ops {
 // Logits of all V, or the k largest and where they were: then logits is not defined.
 struct KlTeacher {
   KlTeacher(Tensor all) : logits(std::move(all)) {}  // NOLINT: a teacher's logits are a teacher
-  KlTeacher(Tensor values_, Tensor indices_)
-      : values(std::move(values_)), indices(std::move(indices_)) {}
+  KlTeacher(Tensor top, Tensor places) : values(std::move(top)), indices(std::move(places)) {}
 
   Tensor logits;           // [..., V]
   Tensor values, indices;  // [..., k]

@@ -39,8 +39,8 @@ struct LinearLossOptions {
 // A teacher whose logits exist, or one who has hidden and weight of its own.
 struct LinearTeacher {
   LinearTeacher(KlTeacher given) : logits(std::move(given)) {}  // NOLINT: that is a teacher
-  LinearTeacher(Tensor hidden_, Tensor weight_)
-      : logits(Tensor()), hidden(std::move(hidden_)), weight(std::move(weight_)) {}
+  LinearTeacher(Tensor from, Tensor by)
+      : logits(Tensor()), hidden(std::move(from)), weight(std::move(by)) {}
 
   KlTeacher logits;
   Tensor hidden, weight;  // not defined where logits are given

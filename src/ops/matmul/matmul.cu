@@ -3,7 +3,8 @@
 // Products are cuBLASLt's, with the bias, and the tanh form of gelu where nobody wants z, in its epilogue,
 // and a residual as the matrix that is added. Every other activation is a pass of our own over z. One batch
 // axis, the longest, goes to cuBLASLt, the others are loops. A bias must be aligned and of the result's type
-// there: where it is not, a copy in the workspace is. 16-bit rows of no whole 16 bytes have no epilogue there:
+// there: where it is not, a copy in the workspace is. Where 16-bit rows of a, b or y are no whole 16 bytes there is no
+// epilogue there, or one that rounds the product first:
 // their sums go through f32 in the workspace, so that they are rounded once.
 #include <cuda_runtime.h>
 
@@ -200,8 +201,14 @@ struct Rooms {
     if (has_bias) bias = room(args.n);
     if (args.k == 0) return;
     blas = cuda::blas_workspace(args.m, args.n, batches_of(args));
-    const bool has_epilogue = has_bias || args.activation != kMatmulNone;
-    if (is_16_bit && args.wide == 0 && has_epilogue && args.n % 8 != 0) {
+    const bool has_epilogue =
+        has_bias || args.activation != kMatmulNone || (args.has & kMatmulHasResidual) != 0;
+    const auto is_ragged = [](std::int64_t row, std::int64_t col) {
+      return std::max(row, col) % 8 != 0;
+    };
+    if (is_16_bit && args.wide == 0 && has_epilogue &&
+        (args.n % 8 != 0 || is_ragged(args.a_row, args.a_col) ||
+         is_ragged(args.b_row, args.b_col))) {
       sums = room(batches_of(args) * args.m * args.n);
     }
   }
