@@ -179,7 +179,8 @@ prepare() { # name
   if [ "$1" = core ]; then
     program=unit_tests flags=  # some of these tests expect failures
     filter='*'
-    ops=$(sed -n 's|^#include "mlxtape/ops/\(.*\)\.h"|\1|p' "$copy"/tests/{base,core,backends}/*.cpp | sort -u)
+    ops=$(sed -n 's|^#include "mlxtape/ops/\(.*\)\.h"|\1|p' "$copy"/tests/{base,core,backends,tape}/*.cpp | sort -u |
+      while read -r op; do with_callees "$op"; done | sort -u)
   else
     local suite
     suite=$(perl -pe 's/(^|_)([a-z0-9])/\U$2/g' <<<"$1")

@@ -2,7 +2,7 @@
 
 #include <thread>
 
-#include "mlxtape/ops.h"
+#include "mlxtape/ops/softmax.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {

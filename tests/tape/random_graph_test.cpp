@@ -6,7 +6,11 @@
 #include <cmath>
 #include <functional>
 
-#include "mlxtape/ops.h"
+#include "mlxtape/ops/elementwise.h"
+#include "mlxtape/ops/layout.h"
+#include "mlxtape/ops/matmul.h"
+#include "mlxtape/ops/reduce.h"
+#include "mlxtape/ops/softmax.h"
 #include "mlxtape/tape/functions.h"
 #include "support/op_test.h"
 

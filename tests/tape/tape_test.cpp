@@ -3,7 +3,11 @@
 #include <functional>
 #include <numeric>
 
-#include "mlxtape/ops.h"
+#include "mlxtape/ops/conv1d_depthwise_causal.h"
+#include "mlxtape/ops/moe_route.h"
+#include "mlxtape/ops/rms_norm.h"
+#include "mlxtape/ops/softmax.h"
+#include "mlxtape/ops/take_along_axis.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
