@@ -46,7 +46,7 @@ Tensor total(Tape& tape, const Tensor& x) {
 
 class OnTape : public OnDevice {
  protected:
-  Tensor numbers(std::vector<double> values, DType dtype = DType::kF32) {
+  Tensor numbers(const std::vector<double>& values, DType dtype = DType::kF32) {
     const auto n = static_cast<std::int64_t>(values.size());
     return upload(values, {n}, dtype);
   }
