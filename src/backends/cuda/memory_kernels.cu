@@ -37,45 +37,107 @@ __global__ void copy_kernel(CopyArgs args, Index size, const T* from, T* to) {
   }
 }
 
-// The source is contiguous along axis a, the target along the last: squares of 32 x 32 through shared memory,
-// so that both are read and written in whole lines. A block has one strip of a and walks the last axis.
-constexpr int kTile = 32;
-constexpr int kTileRows = 8;  // threads: 32 x 8
+// The source is contiguous along axis a, the target along the last: squares of 64 x 64 through shared memory,
+// so that both are read and written in whole lines, 16 elements of a thread under way at once. A block has one
+// strip of a and walks the last axis.
+constexpr int kTile = 64;
+constexpr int kLanes = 32;
+constexpr int kTileRows = kThreads / kLanes;
+
+// Where an outer position lies in both tensors; axes [0, count) but skip.
+template <class T>
+__device__ __forceinline__ void move_to(const CopyArgs& args, int count, int skip,
+                                        std::int64_t position, const T*& from, T*& to) {
+  for (int axis = count - 1; axis >= 0; --axis) {
+    if (axis == skip) continue;
+    const std::int64_t k = position % args.shape[axis];
+    from += k * args.from[axis];
+    to += k * args.to[axis];
+    position /= args.shape[axis];
+  }
+}
 
 template <class T>
-__global__ void __launch_bounds__(kTile* kTileRows)
+__global__ void __launch_bounds__(kThreads)
     copy_tiles(CopyArgs args, int a, std::int64_t strips, const T* from, T* to) {
   wait_turn();
   __shared__ T tile[kTile][kTile + 1];
   const int b = static_cast<int>(args.rank) - 1;
-  const int x = threadIdx.x % kTile;
-  const int y = threadIdx.x / kTile;
+  const int x = threadIdx.x % kLanes;
+  const int y = threadIdx.x / kLanes;
   const std::int64_t first = blockIdx.x % strips * kTile;
-  std::int64_t rest = blockIdx.x / strips;
-  for (int axis = b - 1; axis >= 0; --axis) {
-    if (axis == a) continue;
-    const std::int64_t k = rest % args.shape[axis];
-    from += k * args.from[axis];
-    to += k * args.to[axis];
-    rest /= args.shape[axis];
-  }
+  move_to(args, b, a, blockIdx.x / strips, from, to);
   for (std::int64_t c = std::int64_t{blockIdx.y} * kTile; c < args.shape[b];
        c += std::int64_t{gridDim.y} * kTile) {
 #pragma unroll
     for (int j = y; j < kTile; j += kTileRows) {
-      if (first + x < args.shape[a] && c + j < args.shape[b]) {
-        tile[j][x] = from[first + x + (c + j) * args.from[b]];
+#pragma unroll
+      for (int i = x; i < kTile; i += kLanes) {
+        if (first + i < args.shape[a] && c + j < args.shape[b]) {
+          tile[j][i] = from[first + i + (c + j) * args.from[b]];
+        }
       }
     }
     __syncthreads();
 #pragma unroll
     for (int i = y; i < kTile; i += kTileRows) {
-      if (first + i < args.shape[a] && c + x < args.shape[b]) {
-        to[(first + i) * args.to[a] + (c + x) * args.to[b]] = tile[x][i];
+#pragma unroll
+      for (int j = x; j < kTile; j += kLanes) {
+        if (first + i < args.shape[a] && c + j < args.shape[b]) {
+          to[(first + i) * args.to[a] + (c + j) * args.to[b]] = tile[j][i];
+        }
       }
     }
     __syncthreads();
   }
+}
+
+// Both are contiguous along the last axis: a block copies one piece of one row, kEach units of 16 bytes or of
+// one element a thread.
+constexpr int kEach = 8;
+
+template <class T, class Unit>
+__global__ void __launch_bounds__(kThreads) copy_rows(CopyArgs args, const T* from, T* to) {
+  wait_turn();
+  const int last = static_cast<int>(args.rank) - 1;
+  move_to(args, last, -1, blockIdx.x, from, to);
+  const std::int64_t units = args.shape[last] * static_cast<std::int64_t>(sizeof(T)) /
+                             static_cast<std::int64_t>(sizeof(Unit));
+  const std::int64_t first = std::int64_t{blockIdx.y} * kThreads * kEach + threadIdx.x;
+  const auto* source = reinterpret_cast<const Unit*>(from);
+  auto* target = reinterpret_cast<Unit*>(to);
+  Unit moved[kEach];
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    if (first + k * kThreads < units) moved[k] = source[first + k * kThreads];
+  }
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    if (first + k * kThreads < units) target[first + k * kThreads] = moved[k];
+  }
+}
+
+// false: rows are too short, or too many for a grid.
+template <class T>
+bool copy_as_rows(const CopyArgs& args, std::int64_t size, const KernelCall& call) {
+  const std::int64_t last = args.rank - 1;
+  if (last < 0 || args.from[last] != 1 || args.to[last] != 1 || args.shape[last] < kThreads) {
+    return false;
+  }
+  constexpr std::int64_t kPack = 16 / sizeof(T);
+  bool packs = args.shape[last] % kPack == 0 && is_aligned(call.in[0]) && is_aligned(call.out[0]);
+  for (std::int64_t i = 0; i < last; ++i) {
+    packs = packs && args.from[i] % kPack == 0 && args.to[i] % kPack == 0;
+  }
+  const std::int64_t units = packs ? args.shape[last] / kPack : args.shape[last];
+  const std::int64_t pieces = blocks_for(units, kThreads * kEach);
+  if (pieces > 65535) return false;
+  const auto run = [&](auto kernel) {
+    launch(kernel, Blocks(size / args.shape[last], pieces), kThreads, 0, 1,
+           static_cast<cudaStream_t>(call.queue), args, call.input<T>(0), call.output<T>(0));
+  };
+  packs ? run(copy_rows<T, uint4>) : run(copy_rows<T, T>);
+  return true;
 }
 
 template <class T>
@@ -84,14 +146,14 @@ void copy(const KernelCall& call) {
   const auto stream = static_cast<cudaStream_t>(call.queue);
   std::int64_t size = 1;
   for (std::int64_t i = 0; i < args.rank; ++i) size *= args.shape[i];
+  if (copy_as_rows<T>(args, size, call)) return;
   const std::int64_t last = args.rank - 1;
   for (std::int64_t a = 0; a < last && args.from[last] != 1; ++a) {
     if (args.from[a] != 1 || args.shape[a] < 8 || args.shape[last] < 8) continue;
     const std::int64_t strips = blocks_for(args.shape[a], kTile);
     const std::int64_t across = std::min<std::int64_t>(blocks_for(args.shape[last], kTile), 64);
-    launch(copy_tiles<T>, Blocks(size / args.shape[a] / args.shape[last] * strips, across),
-           kTile * kTileRows, 0, 1, stream, args, static_cast<int>(a), strips, call.input<T>(0),
-           call.output<T>(0));
+    launch(copy_tiles<T>, Blocks(size / args.shape[a] / args.shape[last] * strips, across), kThreads,
+           0, 1, stream, args, static_cast<int>(a), strips, call.input<T>(0), call.output<T>(0));
     return;
   }
   if (size < std::int64_t{1} << 31) {
