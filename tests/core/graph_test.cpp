@@ -202,8 +202,9 @@ TEST_P(OnEncoder, CopiesBetweenViews) {
     return result;
   };
   const Shape shapes[] = {
-      {},          {1},        {7},          {33, 65},       {65, 33},
-      {2, 40, 70}, {5, 1, 64}, {3, 4, 5, 6}, {1, 100, 1, 9}, {2, 2, 2, 2, 2, 3}, {4, 300}, {3, 2, 512}, {2, 5000}};
+      {},          {1},         {7},          {33, 65},       {65, 33},
+      {2, 40, 70}, {5, 1, 64},  {3, 4, 5, 6}, {1, 100, 1, 9}, {2, 2, 2, 2, 2, 3},
+      {4, 300},    {3, 2, 512}, {2, 5000}};
   for (const DType dtype : {DType::kU8, DType::kF16, DType::kF32, DType::kI64}) {
     for (const Shape& shape : shapes) {
       for (int i = 0; i < 6; ++i) {

@@ -152,8 +152,9 @@ void copy(const KernelCall& call) {
     if (args.from[a] != 1 || args.shape[a] < 8 || args.shape[last] < 8) continue;
     const std::int64_t strips = blocks_for(args.shape[a], kTile);
     const std::int64_t across = std::min<std::int64_t>(blocks_for(args.shape[last], kTile), 64);
-    launch(copy_tiles<T>, Blocks(size / args.shape[a] / args.shape[last] * strips, across), kThreads,
-           0, 1, stream, args, static_cast<int>(a), strips, call.input<T>(0), call.output<T>(0));
+    launch(copy_tiles<T>, Blocks(size / args.shape[a] / args.shape[last] * strips, across),
+           kThreads, 0, 1, stream, args, static_cast<int>(a), strips, call.input<T>(0),
+           call.output<T>(0));
     return;
   }
   if (size < std::int64_t{1} << 31) {

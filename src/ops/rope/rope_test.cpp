@@ -1,0 +1,189 @@
+#include "mlxtape/ops/rope.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "support/op_test.h"
+
+namespace mlxtape::test {
+namespace {
+
+using ops::RopeOptions;
+
+struct Case {
+  std::int64_t batch, heads, tokens, cols;
+  std::int64_t dims;
+  bool traditional = false;
+  std::int64_t offset = 0;
+  std::vector<double> offsets = {};
+  std::vector<double> periods = {};
+  double base = 10000, scale = 1;
+  Shape shape() const { return {batch, heads, tokens, cols}; }
+};
+
+// The formula block of rope.h in double; back turns the other way.
+Refs oracle(const Case& c, const std::vector<double>& x, bool back) {
+  Refs y(x.size());
+  const std::int64_t h = c.dims / 2;
+  for (std::int64_t row = 0; row < c.batch * c.heads * c.tokens; ++row) {
+    const std::int64_t b = row / c.tokens / c.heads, t = row % c.tokens;
+    double position = static_cast<double>(t + c.offset);
+    if (!c.offsets.empty())
+      position += c.offsets[c.offsets.size() == 1 ? 0 : static_cast<std::size_t>(b)];
+    const auto at = [&](std::int64_t channel) {
+      return static_cast<std::size_t>(row * c.cols + channel);
+    };
+    for (std::int64_t j = 0; j < h; ++j) {
+      const double f = c.periods.empty()
+                           ? std::pow(c.base, -static_cast<double>(j) / static_cast<double>(h))
+                           : 1 / c.periods[static_cast<std::size_t>(j)];
+      const double angle = position * c.scale * f * (back ? -1 : 1);
+      const std::size_t p = at(c.traditional ? 2 * j : j),
+                        q = at(c.traditional ? 2 * j + 1 : j + h);
+      const double co = std::cos(angle), si = std::sin(angle);
+      // An angle in (−π, π] is rounded to f32: up to 3.2 units more.
+      const double size = 2 * (std::abs(x[p]) + std::abs(x[q]));
+      y[p] = {x[p] * co - x[q] * si, size};
+      y[q] = {x[p] * si + x[q] * co, size};
+    }
+    for (std::int64_t k = c.dims; k < c.cols; ++k) y[at(k)] = {x[at(k)], std::abs(x[at(k)])};
+  }
+  return y;
+}
+
+std::vector<double> values(const Refs& refs) {
+  std::vector<double> v;
+  for (const Ref& r : refs) v.push_back(r.value);
+  return v;
+}
+
+TEST(RopeOracle, GradientMatchesCentralDifference) {
+  Noise noise(1);
+  for (const bool traditional : {false, true}) {
+    const Case c{2, 2, 3, 8, 6, traditional, 5};
+    const auto x = random_values(noise, 96, DType::kF64),
+               dy = random_values(noise, 96, DType::kF64);
+    const auto loss = [&](const Arrays& at) {
+      const auto y = values(oracle(c, at[0], false));
+      return std::inner_product(y.begin(), y.end(), dy.begin(), 0.0);
+    };
+    expect_gradient(loss, {x}, {values(oracle(c, dy, true))});
+  }
+}
+
+class Rope : public OnDevice {
+ protected:
+  RopeOptions options_of(const Case& c) {
+    RopeOptions o;
+    o.dims = c.dims;
+    o.traditional = c.traditional;
+    o.base = c.base;
+    o.scale = c.scale;
+    o.offset = c.offset;
+    if (!c.offsets.empty()) {
+      o.offsets = upload(c.offsets, {static_cast<std::int64_t>(c.offsets.size())}, DType::kI32);
+    }
+    if (!c.periods.empty()) {
+      o.periods = upload(c.periods, {static_cast<std::int64_t>(c.periods.size())}, DType::kF32);
+    }
+    return o;
+  }
+  void check(const Case& c, DType dtype, bool strided = false) {
+    Noise noise(static_cast<std::uint64_t>(c.cols + c.tokens));
+    const auto n = *element_count(c.shape());
+    const auto x = random_values(noise, n, dtype), dy = random_values(noise, n, dtype);
+    Tape tape(encoder());
+    const Tensor in =
+        tape.watch(strided ? upload_strided(x, c.shape(), dtype) : upload(x, c.shape(), dtype));
+    const Tensor y = ops::rope(tape, in, options_of(c));
+    const std::string at = to_string(c.shape()) + " " + name_of(dtype);
+    expect_close("y " + at, download(y), oracle(c, x, false), dtype, 2);
+    tape.backward(y, upload(dy, c.shape(), dtype));
+    expect_close("dx " + at, download(tape.grad(in)), oracle(c, dy, true), dtype, 2);
+  }
+};
+
+TEST_P(Rope, MatchesOracleForEveryShape) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const bool traditional : {false, true}) {
+      for (const auto& [cols, dims] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+               {2, 2}, {4, 2}, {7, 6}, {33, 32}, {64, 64}, {65, 34}, {128, 32}, {256, 64}}) {
+        check({1, 1, 1, cols, dims, traditional, 3}, dtype);
+        check({2, 3, 17, cols, dims, traditional, 100}, dtype, true);
+      }
+    }
+    check({0, 2, 3, 8, 8}, dtype);
+    check({2, 2, 0, 8, 8}, dtype);
+  }
+}
+
+TEST_P(Rope, OffsetsPeriodsAndScale) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    check({3, 2, 5, 8, 8, false, 7, {0, 11, -4}}, dtype);
+    check({3, 2, 5, 8, 8, true, 0, {9}}, dtype);
+    check({2, 2, 5, 8, 6, false, 1, {}, {1, 3.5, INFINITY}}, dtype);
+    check({2, 2, 5, 8, 6, true, 1, {}, {}, 500000, 0.25}, dtype);
+  }
+}
+
+// A million positions in: the angle has 20 more bits than f32 keeps.
+TEST_P(Rope, FarPositionsAreExact) { check({1, 1, 4, 64, 64, false, 1000003}, DType::kF32); }
+
+TEST_P(Rope, SameBitsOnEveryRun) {
+  Noise noise(2);
+  const Tensor x =
+      upload(random_values(noise, 2 * 3 * 50 * 64, DType::kF32), {2, 3, 50, 64}, DType::kF32);
+  expect_repeatable(encoder(), [&] { return std::vector<Tensor>{ops::rope(encoder(), x)}; });
+}
+
+TEST(RopeCheck, SaysWhatIsWrong) {
+  const auto x = Tensor::meta({2, 3, 4, 8});
+  const auto with = [&](auto set) {
+    RopeOptions o;
+    set(o);
+    return ops::rope_check(x, o);
+  };
+  expect_refused({
+      {"rank", ops::rope_check(Tensor::meta({3, 4}), {}), Errc::kShape, "got [3, 4]"},
+      {"type", ops::rope_check(Tensor::meta({1, 3, 4}, DType::kI32), {}), Errc::kDType, "got i32"},
+      {"odd", with([](RopeOptions& o) { o.dims = 3; }), Errc::kArgument, "in [2, 8], got 3"},
+      {"wide", with([](RopeOptions& o) { o.dims = 10; }), Errc::kArgument, "got 10"},
+      {"base", with([](RopeOptions& o) { o.base = 0; }), Errc::kArgument, "above 0"},
+      {"offsets type", with([](RopeOptions& o) { o.offsets = Tensor::meta({2}); }), Errc::kDType,
+       "i32"},
+      {"offsets", with([](RopeOptions& o) { o.offsets = Tensor::meta({3}, DType::kI32); }),
+       Errc::kShape, "[B] = [2], got [3]"},
+      {"offsets far",
+       with([](RopeOptions& o) { o.offsets = Tensor::meta({2}, DType::kI32, Backend::kMetal); }),
+       Errc::kDevice, "offsets must be where"},
+      {"periods type", with([](RopeOptions& o) { o.periods = Tensor::meta({4}, DType::kF16); }),
+       Errc::kDType, "f32"},
+      {"periods", with([](RopeOptions& o) { o.periods = Tensor::meta({3}); }), Errc::kShape,
+       "[dims/2] = [4], got [3]"},
+      {"periods far",
+       with([](RopeOptions& o) { o.periods = Tensor::meta({4}, DType::kF32, Backend::kMetal); }),
+       Errc::kDevice, "periods must be where"},
+  });
+}
+
+MT_ON_EVERY_BACKEND(Rope);
+
+}  // namespace
+
+std::vector<BenchCase> rope_bench_cases() {
+  std::vector<BenchCase> cases;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const Shape shape{1, 16, 2048, 128};
+    const std::int64_t bytes = *element_count(shape) * static_cast<std::int64_t>(size_of(dtype));
+    cases.push_back(
+        {"", "fwd", "1x16x2048x128", dtype, bytes, bytes, 1, 1, [=](CommandEncoder& encoder) {
+           const Tensor x = random_tensor(encoder, shape, dtype, 1);
+           return [=, &encoder] {
+             static_cast<void>(ops::rope(encoder, x));
+           };
+         }});
+  }
+  return cases;
+}
+
+}  // namespace mlxtape::test
