@@ -44,9 +44,8 @@ __global__ void __launch_bounds__(kThreads)
   constexpr double kTurn = 6.283185307179586476925;
   const double turns =
       static_cast<double>(position) * args.scale * (args.back != 0 ? -1 : 1) * f / kTurn;
-  const auto angle = static_cast<float>((turns - rint(turns)) * kTurn);
   float s, c;
-  sincosf(angle, &s, &c);
+  sincospif(static_cast<float>(2 * (turns - rint(turns))), &s, &c);  // sincosf would need a stack frame
   const std::int64_t p = args.traditional != 0 ? 2 * j : j;
   const std::int64_t q = args.traditional != 0 ? 2 * j + 1 : j + args.half;
   for (std::int64_t head = 0; head < args.heads; ++head) {
