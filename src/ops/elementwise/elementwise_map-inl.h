@@ -48,6 +48,7 @@ struct Number {
 
   friend HWY_INLINE Number abs(Number x) { return Number(hn::Abs(x.v)); }
   friend HWY_INLINE Number sqrt(Number x) { return Number(hn::Sqrt(x.v)); }
+  friend HWY_INLINE Number rsqrt(Number x) { return Number(rsqrt_f32(DF(), x.v)); }
   friend HWY_INLINE Number exp(Number x) { return Number(exp_for(DF(), T(), x.v)); }
   friend HWY_INLINE Number log(Number x) { return Number(log_f32(DF(), x.v)); }
   friend HWY_INLINE Number log1p(Number x) { return Number(log1p_f32(DF(), x.v)); }

@@ -1,8 +1,8 @@
 // The vocabulary of formulas.h for CUDA threads, and the two kernels that every formula runs in.
 //
-// Flat: every operand is contiguous or one number; a thread has kUnroll packs of 16 bytes under way. Strided:
-// a thread makes one pack of the result, from packs of the operands where the rows (the last axis) consist
-// of whole packs, else element by element. Bound by memory.
+// In packs: a thread has kUnroll packs of 16 bytes under way, where every operand is contiguous or one number
+// (Flat) or the rows (the last axis) of all consist of whole packs or of one number. Else element by
+// element. Bound by memory.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@
 #include <cstring>
 #include <string>
 
-#include "backends/cuda/device/exp.cuh"
+#include "backends/cuda/device/functions.cuh"
 #include "backends/cuda/device/index.cuh"
 #include "backends/cuda/device/launch.cuh"
 #include "backends/cuda/device/rows.cuh"
@@ -46,12 +46,13 @@ struct Number {
   friend MT_FORMULA Number select(bool t, Number yes, Number no) { return t ? yes : no; }
 
   friend MT_FORMULA Number abs(Number x) { return Number(fabsf(x.v)); }
-  friend MT_FORMULA Number sqrt(Number x) { return Number(sqrtf(x.v)); }
+  friend MT_FORMULA Number sqrt(Number x) { return Number(cuda::sqrt_for<T>(x.v)); }
+  friend MT_FORMULA Number rsqrt(Number x) { return Number(rsqrtf(x.v)); }
   friend MT_FORMULA Number exp(Number x) { return Number(cuda::exp_for<T>(x.v)); }
-  friend MT_FORMULA Number log(Number x) { return Number(logf(x.v)); }
-  friend MT_FORMULA Number log1p(Number x) { return Number(log1pf(x.v)); }
+  friend MT_FORMULA Number log(Number x) { return Number(cuda::log_for<T>(x.v)); }
+  friend MT_FORMULA Number log1p(Number x) { return Number(cuda::log1p_for<T>(x.v)); }
   friend MT_FORMULA Number tanh(Number x) { return Number(tanhf(x.v)); }
-  friend MT_FORMULA Number pow(Number a, Number b) { return Number(powf(a.v, b.v)); }
+  friend MT_FORMULA Number pow(Number a, Number b) { return Number(cuda::pow_for<T>(a.v, b.v)); }
   // NaN if either is; b where they are equal.
   friend MT_FORMULA Number max(Number a, Number b) { return a.v != a.v || a.v > b.v ? a : b; }
   friend MT_FORMULA Number min(Number a, Number b) { return a.v != a.v || a.v < b.v ? a : b; }
@@ -72,7 +73,8 @@ struct NormalOf {
 };
 template <class T>
 MT_FORMULA NormalOf<T> normal(Number<T> x) {
-  return {Number<T>(normcdff(x.v)), Number<T>(expf(-0.5F * x.v * x.v) * 0.3989422804F)};
+  const cuda::Normal n = cuda::normal<T>(x.v);
+  return {Number<T>(n.share), Number<T>(n.density)};
 }
 
 // An integer whose sums and products wrap around.
@@ -202,76 +204,19 @@ struct Tensors {
   typename F::In number[F::kIn];
 };
 
-template <class F>
-__global__ void __launch_bounds__(kThreads)
-    map_flat(std::int64_t size, int constants, Tensors<F> t) {
-  using In = typename F::In;
-  constexpr int kCount = cuda::kPack<In>;
-  constexpr int kUnroll = F::kIn == 1 ? 4 : 2;
-  cuda::wait_turn();
-  const std::int64_t packs = size / kCount;
-  const std::int64_t first = std::int64_t{blockIdx.x} * kThreads * kUnroll + threadIdx.x;
-  ValueOf<In> constant[F::kIn];
-#pragma unroll
-  for (int k = 0; k < F::kIn; ++k) {
-    if ((constants >> k & 1) != 0) constant[k] = read(t.in[k] == nullptr ? t.number[k] : *t.in[k]);
-  }
-  cuda::Pack<In> pack[kUnroll][F::kIn];
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const std::int64_t p = first + u * kThreads;
-#pragma unroll
-    for (int k = 0; k < F::kIn; ++k) {
-      if (p < packs && (constants >> k & 1) == 0) pack[u][k] = load_own(t.in[k] + p * kCount);
-    }
-  }
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u) {
-    const std::int64_t p = first + u * kThreads;
-    if (p < packs) {
-      ValueOf<In> v[F::kIn][kCount];
-#pragma unroll
-      for (int k = 0; k < F::kIn; ++k) {
-        if ((constants >> k & 1) == 0) {
-          read_pack(pack[u][k], v[k]);
-        } else {
-#pragma unroll
-          for (int i = 0; i < kCount; ++i) v[k][i] = constant[k];
-        }
-      }
-      typename F::Result y[F::kOut][kCount];
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        ValueOf<In> in[F::kIn];
-        typename F::Result out[F::kOut];
-#pragma unroll
-        for (int k = 0; k < F::kIn; ++k) in[k] = v[k][i];
-        F::apply(in, out);
-#pragma unroll
-        for (int o = 0; o < F::kOut; ++o) y[o][i] = out[o];
-      }
-#pragma unroll
-      for (int o = 0; o < F::kOut; ++o) write_pack(y[o], t.out[o] + p * kCount);
-    }
-  }
-  // What is left of a pack, an element a thread.
-  const std::int64_t i = packs * kCount + threadIdx.x;
-  if (blockIdx.x == 0 && i < size) {
-    ValueOf<In> in[F::kIn];
-    typename F::Result out[F::kOut];
-#pragma unroll
-    for (int k = 0; k < F::kIn; ++k) {
-      in[k] = (constants >> k & 1) != 0 ? constant[k] : read(t.in[k][i]);
-    }
-    F::apply(in, out);
-#pragma unroll
-    for (int o = 0; o < F::kOut; ++o) t.out[o][i] = written<typename F::Out>(out[o]);
-  }
-}
+// Every operand is read from the first to the last, or is one number.
+struct Flat {
+  std::int64_t size;
+};
 
-// Where element i of the result is in each operand.
+// Where element i of the result is in each operand; of one number, 0.
 template <int kIn>
-MT_FORMULA void locate(const ElementwiseArgs& args, std::int64_t i, std::int64_t (&at)[kIn]) {
+MT_FORMULA void locate(const Flat&, int constants, std::int64_t i, std::int64_t (&at)[kIn]) {
+#pragma unroll
+  for (int k = 0; k < kIn; ++k) at[k] = (constants >> k & 1) != 0 ? 0 : i;
+}
+template <int kIn>
+MT_FORMULA void locate(const ElementwiseArgs& args, int, std::int64_t i, std::int64_t (&at)[kIn]) {
 #pragma unroll
   for (int k = 0; k < kIn; ++k) at[k] = 0;
   for (std::int64_t axis = args.rank - 1; axis > 0; --axis) {
@@ -284,43 +229,64 @@ MT_FORMULA void locate(const ElementwiseArgs& args, std::int64_t i, std::int64_t
   for (int k = 0; k < kIn; ++k) at[k] += i * args.strides[k][0];
 }
 
-template <class F>
+template <class F, class Layout>
+MT_FORMULA void map_one(const Layout& layout, int constants, const Tensors<F>& t, std::int64_t i) {
+  std::int64_t at[F::kIn];
+  locate(layout, constants, i, at);
+  ValueOf<typename F::In> in[F::kIn];
+  typename F::Result out[F::kOut];
+#pragma unroll
+  for (int k = 0; k < F::kIn; ++k) {
+    in[k] = read(t.in[k] == nullptr ? t.number[k] : t.in[k][at[k]]);
+  }
+  F::apply(in, out);
+#pragma unroll
+  for (int o = 0; o < F::kOut; ++o) t.out[o][i] = written<typename F::Out>(out[o]);
+}
+
+// Packs of a thread that are under way at once: the fewer, the more threads, and those serve one operand best.
+template <class F, class Layout>
+constexpr int kUnroll = F::kIn > 1 && std::is_same_v<Layout, Flat> ? 2 : 1;
+
+// constants: a bit for each operand that is one number along a pack.
+template <class F, class Layout>
 __global__ void __launch_bounds__(kThreads)
-    map_strided(const __grid_constant__ ElementwiseArgs args, bool in_packs, Tensors<F> t) {
+    map_packs(const __grid_constant__ Layout layout, int constants, Tensors<F> t) {
   using In = typename F::In;
   constexpr int kCount = cuda::kPack<In>;
+  constexpr int kEach = kUnroll<F, Layout>;
   cuda::wait_turn();
-  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
-  const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (!in_packs) {
-    for (std::int64_t i = thread; i < args.size; i += step) {
-      std::int64_t at[F::kIn];
-      locate(args, i, at);
-      ValueOf<In> in[F::kIn];
-      typename F::Result out[F::kOut];
+  const std::int64_t packs = layout.size / kCount;
+  const std::int64_t first = std::int64_t{blockIdx.x} * kThreads * kEach + threadIdx.x;
+  cuda::Pack<In> pack[kEach][F::kIn];
+  In constant[kEach][F::kIn];  // as it is stored: to widen it would be to wait for it
 #pragma unroll
-      for (int k = 0; k < F::kIn; ++k) {
-        in[k] = read(t.in[k] == nullptr ? t.number[k] : t.in[k][at[k]]);
-      }
-      F::apply(in, out);
-#pragma unroll
-      for (int o = 0; o < F::kOut; ++o) t.out[o][i] = written<typename F::Out>(out[o]);
-    }
-    return;
-  }
-  const std::int64_t last = args.rank - 1;
-  for (std::int64_t p = thread; p < args.size / kCount; p += step) {
+  for (int u = 0; u < kEach; ++u) {
+    const std::int64_t p = first + u * kThreads;
+    if (p >= packs) continue;
     std::int64_t at[F::kIn];
-    locate(args, p * kCount, at);
+    locate(layout, constants, p * kCount, at);
+#pragma unroll
+    for (int k = 0; k < F::kIn; ++k) {
+      if ((constants >> k & 1) == 0) {
+        pack[u][k] = load_own(t.in[k] + at[k]);
+      } else {
+        constant[u][k] = t.in[k] == nullptr ? t.number[k] : t.in[k][at[k]];
+      }
+    }
+  }
+#pragma unroll
+  for (int u = 0; u < kEach; ++u) {
+    const std::int64_t p = first + u * kThreads;
+    if (p >= packs) continue;
     ValueOf<In> v[F::kIn][kCount];
 #pragma unroll
     for (int k = 0; k < F::kIn; ++k) {
-      if (args.strides[k][last] == 1) {
-        read_pack(load_own(t.in[k] + at[k]), v[k]);
+      if ((constants >> k & 1) == 0) {
+        read_pack(pack[u][k], v[k]);
       } else {
-        const ValueOf<In> one = read(t.in[k] == nullptr ? t.number[k] : t.in[k][at[k]]);
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) v[k][i] = one;
+        for (int i = 0; i < kCount; ++i) v[k][i] = read(constant[u][k]);
       }
     }
     typename F::Result y[F::kOut][kCount];
@@ -336,6 +302,20 @@ __global__ void __launch_bounds__(kThreads)
     }
 #pragma unroll
     for (int o = 0; o < F::kOut; ++o) write_pack(y[o], t.out[o] + p * kCount);
+  }
+  // What is left of a pack, an element a thread.
+  const std::int64_t i = packs * kCount + threadIdx.x;
+  if (blockIdx.x == 0 && i < layout.size) map_one(layout, constants, t, i);
+}
+
+template <class F>
+__global__ void __launch_bounds__(kThreads)
+    map_elements(const __grid_constant__ ElementwiseArgs args, Tensors<F> t) {
+  cuda::wait_turn();
+  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < args.size;
+       i += step) {
+    map_one(args, 0, t, i);
   }
 }
 
@@ -380,15 +360,17 @@ void map(const KernelCall& call) {
     flat = flat && cuda::is_aligned(t.out[o]);
     in_packs = in_packs && cuda::is_aligned(t.out[o]);
   }
-  if (flat) {
-    constexpr std::int64_t kEach = std::int64_t{kThreads} * (F::kIn == 1 ? 4 : 2);
-    return cuda::launch(map_flat<F>, cuda::blocks_for(args.size / kCount + 1, kEach), kThreads, 0,
-                        1, stream, args.size, constants, t);
-  }
+  const auto in_layout = [&](const auto& layout) {
+    using Layout = std::decay_t<decltype(layout)>;
+    constexpr std::int64_t kEach = std::int64_t{kThreads} * kUnroll<F, Layout>;
+    cuda::launch(map_packs<F, Layout>, cuda::blocks_for(args.size / kCount + 1, kEach), kThreads, 0,
+                 1, stream, layout, constants, t);
+  };
+  if (flat) return in_layout(Flat{args.size});
+  if (in_packs) return in_layout(args);
   constexpr std::int64_t kMostBlocks = 64 * cuda::kMultiprocessors;
-  const std::int64_t work = in_packs ? args.size / kCount : args.size;
-  cuda::launch(map_strided<F>, std::min(cuda::blocks_for(work, kThreads), kMostBlocks), kThreads, 0,
-               1, stream, args, in_packs, t);
+  cuda::launch(map_elements<F>, std::min(cuda::blocks_for(args.size, kThreads), kMostBlocks),
+               kThreads, 0, 1, stream, args, t);
 }
 
 template <class T, int kOperands, int kResults = 1>

@@ -1,8 +1,8 @@
 // The elementwise formulas, each written once and read by every backend's compiler and by the host files.
 //
 // V is a number of the backend: a vector of f32, one f32, or, where only the value is used, an integer.
-// It has the operators, and abs, exp, log, log1p, max, min, normal, pow, select, sigmoid, sqrt, tanh: what
-// those do at the edges (NaN, infinity) is the backend's promise. g is dL/dy.
+// It has the operators, and abs, exp, log, log1p, max, min, normal, pow, rsqrt, select, sigmoid, sqrt, tanh:
+// what those do at the edges (NaN, infinity) is the backend's promise. g is dL/dy.
 //
 // Included inside the namespace of whoever reads it, once for each instruction set: no guard, no includes.
 
@@ -20,7 +20,7 @@
   F(log, x, log(x), g / x)                                                 \
   F(log1p, x, log1p(x), g / (x + V(1)))                                    \
   F(negative, nothing, -x, -g)                                             \
-  F(rsqrt, y, V(1) / sqrt(x), g * V(-0.5F) * y * y * y)                    \
+  F(rsqrt, y, rsqrt(x), g* V(-0.5F) * y * y * y)                           \
   F(sigmoid, y, sigmoid(x).value, g* y*(V(1) - y))                         \
   F(silu, x, x* sigmoid(x).value, g* silu_slope(x))                        \
   F(softplus, x, max(x, V(0)) + log1p(exp(-abs(x))), g * sigmoid(x).value) \

@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kRingThreads, 1) forward_ring(Rows<T, T> rows)
   auto& s = *reinterpret_cast<RingRow<kBlocks>*>(memory);
   cuda::wait_turn();
   if (threadIdx.x == 0) {
-    s.ring.init(kConsumerWarps);
+    s.ring.init(kConsumers);
     cuda::barrier_init(&s.told[0], 1);
     cuda::barrier_init(&s.told[1], 1);
     cuda::barrier_init_done();

@@ -1,9 +1,9 @@
 // CUDA kernels of reduce (formulas and layout: mlxtape/ops/reduce.h).
 //
-// A first kernel folds: rows (inner = 1) by a warp or a block each, otherwise a warp's lanes are neighbouring
-// results and the warps of a block share the rows. Where that is too little work side by side, what meets in
-// one result is cut into chunks, by the shape alone, and a second kernel joins their partial results in order.
-// var and logsumexp look at a row twice, in one block, so that the second look finds it in a cache.
+// One look at x, whatever the result: what was seen of it is a state of one to three numbers, and two states
+// are joined. Rows (inner = 1) by a warp or a block each, otherwise a warp's lanes are neighbouring results
+// and the warps of a block share the rows. Where that is too little work side by side, what meets in one
+// result is cut into chunks, by the shape alone, and a second kernel joins their states in a fixed order.
 // Backward is one pass, a pack of 16 bytes a thread. Bound by memory.
 #include <cuda_runtime.h>
 
@@ -13,6 +13,7 @@
 #include "backends/cuda/device/exp.cuh"
 #include "backends/cuda/device/index.cuh"
 #include "backends/cuda/device/launch.cuh"
+#include "backends/cuda/device/partials.cuh"
 #include "backends/cuda/device/rows.cuh"
 #include "mlxtape/core/registry.h"
 #include "reduce_args.h"
@@ -28,123 +29,290 @@ using cuda::widen;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr std::int64_t kEnoughBlocks = 8 * cuda::kMultiprocessors;
+constexpr int kResident = 4;  // blocks of a multiprocessor side by side
 
-// ---- folds, as in reduce.cpu.cpp ----
+// ---- folds: start is the state of nothing seen, take sees a few numbers, join is of what both saw ----
+
+template <int kParts>
+struct State {
+  float part[kParts];
+};
 
 template <class T>
 struct Sum {
-  static constexpr float kStart = 0;
-  static __device__ __forceinline__ float step(float all, float x, float) { return all + x; }
-  static __device__ __forceinline__ float join(float a, float b) { return a + b; }
-};
-template <class T>
-struct SumExp : Sum<T> {
-  static __device__ __forceinline__ float step(float all, float x, float m) {
-    return all + cuda::exp_for<T>(x - m);
+  static constexpr int kParts = 1;
+  __device__ Sum(const T*, std::int64_t) {}
+  static __device__ State<1> start() { return {{0}}; }
+  template <int kN>
+  __device__ void take(State<1>& all, const float (&v)[kN]) const {
+#pragma unroll
+    for (const float x : v) all.part[0] += x;
   }
+  static __device__ State<1> join(State<1> a, State<1> b) { return {{a.part[0] + b.part[0]}}; }
 };
+
 template <class T>
-struct SumSquares : Sum<T> {
-  static __device__ __forceinline__ float step(float all, float x, float mean) {
-    return fmaf(x - mean, x - mean, all);
+struct CountEqual {  // to what about says of the result
+  static constexpr int kParts = 1;
+  float y;
+  __device__ CountEqual(const T* about, std::int64_t result) : y(widen(about[result])) {}
+  static __device__ State<1> start() { return {{0}}; }
+  template <int kN>
+  __device__ void take(State<1>& all, const float (&v)[kN]) const {
+#pragma unroll
+    for (const float x : v) all.part[0] += x == y ? 1.0F : 0.0F;
   }
+  static __device__ State<1> join(State<1> a, State<1> b) { return {{a.part[0] + b.part[0]}}; }
 };
-template <class T>
-struct CountEqual : Sum<T> {
-  static __device__ __forceinline__ float step(float all, float x, float y) {
-    return all + (x == y ? 1.0F : 0.0F);
-  }
-};
+
 template <class T>
 struct Max {
-  static constexpr float kStart = -INFINITY;
-  static __device__ __forceinline__ float step(float all, float x, float) { return join(all, x); }
-  static __device__ __forceinline__ float join(float a, float b) { return cuda::max_nan(a, b); }
+  static constexpr int kParts = 1;
+  __device__ Max(const T*, std::int64_t) {}
+  static __device__ State<1> start() { return {{-INFINITY}}; }
+  template <int kN>
+  __device__ void take(State<1>& all, const float (&v)[kN]) const {
+#pragma unroll
+    for (const float x : v) all.part[0] = cuda::max_nan(all.part[0], x);
+  }
+  static __device__ State<1> join(State<1> a, State<1> b) {
+    return {{cuda::max_nan(a.part[0], b.part[0])}};
+  }
 };
+
 template <class T>
 struct Min {
-  static constexpr float kStart = INFINITY;
-  static __device__ __forceinline__ float step(float all, float x, float) { return join(all, x); }
-  static __device__ __forceinline__ float join(float a, float b) { return -cuda::max_nan(-a, -b); }
+  static constexpr int kParts = 1;
+  __device__ Min(const T*, std::int64_t) {}
+  static __device__ State<1> start() { return {{INFINITY}}; }
+  template <int kN>
+  __device__ void take(State<1>& all, const float (&v)[kN]) const {
+#pragma unroll
+    for (const float x : v) all.part[0] = -cuda::max_nan(-all.part[0], -x);
+  }
+  static __device__ State<1> join(State<1> a, State<1> b) {
+    return {{-cuda::max_nan(-a.part[0], -b.part[0])}};
+  }
 };
 
-// Over the threads of a row; the same bits in each.
-template <class Fold, int kRow>
-__device__ __forceinline__ float fold_threads(float v, float* room) {
+// The largest, m, and Σ exp(x − m).
+template <class T>
+struct SumExp {
+  static constexpr int kParts = 2;
+  __device__ SumExp(const T*, std::int64_t) {}
+  static __device__ State<2> start() { return {{-INFINITY, 0}}; }
+  // What exponents are relative to: any number serves while all are −inf, and −inf − (−inf) is none.
+  static __device__ __forceinline__ float reference(float m) { return m == -INFINITY ? 0 : m; }
+  template <int kN>
+  __device__ void take(State<2>& all, const float (&v)[kN]) const {
+    float m = all.part[0];
 #pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) {
-    v = Fold::join(v, __shfl_xor_sync(cuda::kAll, v, step));
-  }
-  if constexpr (kRow > kWarp) {
-    if (threadIdx.x % kWarp == 0) room[threadIdx.x / kWarp] = v;
-    __syncthreads();
-    v = room[0];
+    for (const float x : v) m = cuda::max_nan(m, x);
+    const float at = reference(m);
+    float s = all.part[1] * cuda::exp_for<T>(all.part[0] - at);
 #pragma unroll
-    for (int w = 1; w < kRow / kWarp; ++w) v = Fold::join(v, room[w]);
+    for (const float x : v) s += cuda::exp_for<T>(x - at);
+    all = {{m, s}};
   }
-  return v;
-}
+  static __device__ State<2> join(State<2> a, State<2> b) {
+    const float m = cuda::max_nan(a.part[0], b.part[0]);
+    const float at = reference(m);
+    return {{m, a.part[1] * cuda::exp_for<T>(a.part[0] - at) +
+                    b.part[1] * cuda::exp_for<T>(b.part[0] - at)}};
+  }
+};
 
-// A thread's share of n neighbours: in packs where kPacks (then n is a number of whole ones), else one by one.
-template <class Fold, int kRow, bool kPacks, class T>
-__device__ __forceinline__ float fold_share(const T* x, std::int64_t n, float about) {
-  constexpr int kUnroll = 4;
-  const int rank = threadIdx.x % kRow;
-  float all = Fold::kStart;
-  if constexpr (kPacks) {
-    const std::int64_t packs = n / kPack<T>;
-    for (std::int64_t p = rank; p < packs; p += kUnroll * kRow) {
-      cuda::Pack<T> pack[kUnroll];
+// How many, their mean, Σ (x − mean)². A few at a time have their own mean, so nothing cancels; joined with
+// d = the difference of the means and w = the second's share of both: mean + d·w, squares + d²·n·w.
+template <class T>
+struct Moments {
+  static constexpr int kParts = 3;
+  __device__ Moments(const T*, std::int64_t) {}
+  static __device__ State<3> start() { return {{0, 0, 0}}; }
+  template <int kN>
+  __device__ void take(State<3>& all, const float (&v)[kN]) const {
+    float mean = v[0];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const std::int64_t q = p + u * kRow;
-        if (q < packs) pack[u] = cuda::load_pack_shared(x + q * kPack<T>);
-      }
+    for (int i = 1; i < kN; ++i) mean += v[i];
+    mean *= 1.0F / kN;
+    float squares = 0;
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if (p + u * kRow >= packs) continue;
-        float v[kPack<T>];
-        cuda::unpack(pack[u], v);
-#pragma unroll
-        for (int i = 0; i < kPack<T>; ++i) all = Fold::step(all, v[i], about);
-      }
-    }
-  } else {
-    for (std::int64_t i = rank; i < n; i += kRow) all = Fold::step(all, widen(x[i]), about);
+    for (const float x : v) squares = fmaf(x - mean, x - mean, squares);
+    all = join(all, {{kN, mean, squares}});
   }
-  return all;
-}
+  static __device__ State<3> join(State<3> a, State<3> b) {
+    const float n = a.part[0] + b.part[0];
+    const float w = n > 0 ? __fdividef(b.part[0], n) : 0;
+    const float d = b.part[1] - a.part[1];
+    return {{n, fmaf(d, w, a.part[1]), fmaf(d * (a.part[0] * w), d, a.part[2] + b.part[2])}};
+  }
+};
+
+// ---- what becomes of each state ----
+
+template <class T>
+struct Divided {  // sum, mean, max, min, counts
+  T* y;
+  float divisor;
+  __device__ void finish(State<1> all, std::int64_t i) const {
+    y[i] = narrow<T>(all.part[0] / divisor);
+  }
+};
+template <class T>
+struct Logarithm {  // logsumexp
+  T* y;
+  float* m;
+  float* s;
+  __device__ void finish(State<2> all, std::int64_t i) const {
+    m[i] = all.part[0];
+    s[i] = all.part[1];
+    y[i] = narrow<T>(isinf(all.part[0]) ? all.part[0] : all.part[0] + logf(all.part[1]));
+  }
+};
+template <class T>
+struct Variance {
+  T* y;
+  float* mean;
+  float divisor;
+  __device__ void finish(State<3> all, std::int64_t i) const {
+    mean[i] = all.part[1];
+    y[i] = narrow<T>(all.part[2] / divisor);
+  }
+};
+struct Kept {  // of a chunk, for join_chunks: planes of stride numbers
+  float* parts;
+  std::int64_t stride;
+  template <int kParts>
+  __device__ void finish(State<kParts> all, std::int64_t i) const {
+#pragma unroll
+    for (int k = 0; k < kParts; ++k) parts[k * stride + i] = all.part[k];
+  }
+  template <int kParts>
+  __device__ State<kParts> load(std::int64_t i) const {
+    State<kParts> all;
+#pragma unroll
+    for (int k = 0; k < kParts; ++k) all.part[k] = parts[k * stride + i];
+    return all;
+  }
+};
 
 // How what meets in one result is cut: chunks of so many.
 struct Cut {
   std::int64_t each, chunks;
 };
 
-template <class T, class Fold, int kRow, bool kPacks>
+// Over the threads of a row; the same bits in each.
+template <class Fold, int kRow>
+__device__ __forceinline__ State<Fold::kParts> fold_threads(State<Fold::kParts> all) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    State<Fold::kParts> other;
+#pragma unroll
+    for (int k = 0; k < Fold::kParts; ++k) {
+      other.part[k] = __shfl_xor_sync(cuda::kAll, all.part[k], step);
+    }
+    // The lower lane's first, in both: a join need not be the same both ways to the last bit.
+    all = (threadIdx.x & step) == 0 ? Fold::join(all, other) : Fold::join(other, all);
+  }
+  if constexpr (kRow > kWarp) {
+    __shared__ State<Fold::kParts> room[kWarps];
+    if (threadIdx.x % kWarp == 0) room[threadIdx.x / kWarp] = all;
+    __syncthreads();
+    all = room[0];
+#pragma unroll
+    for (int w = 1; w < kRow / kWarp; ++w) all = Fold::join(all, room[w]);
+  }
+  return all;
+}
+
+// A thread's share of n neighbours: in packs where kPacks (then n is a number of whole ones), else one by one.
+template <class Fold, int kRow, bool kPacks, class T>
+__device__ __forceinline__ State<Fold::kParts> fold_share(const Fold& fold, const T* x,
+                                                          std::int64_t n) {
+  const int rank = threadIdx.x % kRow;
+  State<Fold::kParts> all = Fold::start();
+  if constexpr (kPacks) {
+    constexpr int kUnroll = 4;
+    const std::int64_t packs = n / kPack<T>;
+    float v[kPack<T>];
+    std::int64_t p = rank;
+    for (; p + (kUnroll - 1) * kRow < packs; p += kUnroll * kRow) {
+      cuda::Pack<T> pack[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) pack[u] = cuda::load_pack(x + (p + u * kRow) * kPack<T>);
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        cuda::unpack(pack[u], v);
+        fold.take(all, v);
+      }
+    }
+    for (; p < packs; p += kRow) {
+      cuda::unpack(cuda::load_pack(x + p * kPack<T>), v);
+      fold.take(all, v);
+    }
+  } else {
+    for (std::int64_t i = rank; i < n; i += kRow) {
+      const float v[1] = {widen(x[i])};
+      fold.take(all, v);
+    }
+  }
+  return all;
+}
+
+template <class T, class Fold, class Finish, int kRow, bool kPacks>
 __global__ void __launch_bounds__(kThreads)
-    fold_rows(ReduceArgs args, Cut cut, const T* x, const float* about, float* out) {
-  __shared__ float room[kWarps];
-  cuda::wait_turn();
+    fold_rows(ReduceArgs args, Cut cut, const T* x, const T* about, Finish to) {
+  cut.chunks > 1 ? cuda::hold_next_wait_turn() : cuda::wait_turn();
   const std::int64_t item = std::int64_t{blockIdx.x} * (kThreads / kRow) + threadIdx.x / kRow;
   std::int64_t chunk = 0;
   const std::int64_t row = cuda::divide(item, cut.chunks, chunk);
   const bool in = row < args.outer;
   const std::int64_t first = chunk * cut.each;
   const std::int64_t n = in ? min(cut.each, args.count - first) : 0;
-  const float reference = in && about != nullptr ? about[row] : 0;
-  float all = fold_share<Fold, kRow, kPacks>(x + row * args.count + first, n, reference);
-  all = fold_threads<Fold, kRow>(all, room);
-  if (in && threadIdx.x % kRow == 0) out[item] = all;
+  const Fold fold(about, in ? row : 0);
+  auto all = fold_share<Fold, kRow, kPacks>(fold, x + row * args.count + first, n);
+  if (cut.chunks > 1) cuda::next_may_start();
+  all = fold_threads<Fold, kRow>(all);
+  if (in && threadIdx.x % kRow == 0) to.finish(all, item);
 }
 
-// kColumns neighbours a lane; a block's warps share a chunk of the rows of one tile of columns.
-template <class T, class Fold, int kColumns>
+// Four neighbours, read at once where kTogether, else kColumns = 1.
+template <class T>
+struct Four {
+  unsigned word[sizeof(T)];
+};
+template <class T>
+__device__ __forceinline__ Four<T> load_four(const T* p) {
+  if constexpr (sizeof(T) == 4) {
+    const cuda::Pack<T> pack = cuda::load_pack(p);
+    return {{pack.word[0], pack.word[1], pack.word[2], pack.word[3]}};
+  } else {
+    Four<T> four;
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(four.word[0]), "=r"(four.word[1])
+                 : "l"(p));
+    return four;
+  }
+}
+template <class T>
+__device__ __forceinline__ float part_of(const Four<T>& four, int i) {
+  if constexpr (sizeof(T) == 4) {
+    return __uint_as_float(four.word[i]);
+  } else {
+    T v;
+    v.bits = static_cast<std::uint16_t>(four.word[i / 2] >> (i % 2 * 16));
+    return widen(v);
+  }
+}
+
+// kColumns neighbours a lane, 4 or 1; a block's warps share a chunk of the rows of one tile of columns.
+template <class T, class Fold, class Finish, int kColumns>
 __global__ void __launch_bounds__(kThreads)
-    fold_columns(ReduceArgs args, Cut cut, std::int64_t tiles, const T* x, const float* about,
-                 float* out) {
-  __shared__ float room[kWarps][kColumns][kWarp];
-  cuda::wait_turn();
+    fold_columns(ReduceArgs args, Cut cut, std::int64_t tiles, const T* x, const T* about,
+                 Finish to) {
+  using Partial = State<Fold::kParts>;
+  __shared__ float room[kWarps][kColumns][Fold::kParts][kWarp];
+  cut.chunks > 1 ? cuda::hold_next_wait_turn() : cuda::wait_turn();
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
   std::int64_t tile = 0, chunk = 0;
@@ -152,215 +320,184 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t column = (tile * kWarp + lane) * kColumns;
   const bool in = column < args.inner;
   const std::int64_t end = min((chunk + 1) * cut.each, args.count);
-  float all[kColumns];
-  float reference[kColumns];
+  Partial all[kColumns];
 #pragma unroll
-  for (int i = 0; i < kColumns; ++i) {
-    all[i] = Fold::kStart;
-    reference[i] = in && about != nullptr ? about[outer * args.inner + column + i] : 0;
-  }
-  const T* from = x + outer * args.count * args.inner + column;
-  constexpr int kUnroll = 4;
-  for (std::int64_t r = chunk * cut.each + warp; in && r < end; r += kUnroll * kWarps) {
+  for (Partial& each : all) each = Fold::start();
+  if (in) {
+    const T* from = x + outer * args.count * args.inner + column;
+    const std::int64_t result = outer * args.inner + column;
+    constexpr int kUnroll = Fold::kParts == 1 ? 8 : 4;
+    std::int64_t r = chunk * cut.each + warp;
     if constexpr (kColumns > 1) {
-      cuda::Pack<T> pack[kUnroll];
+      for (; r + (kUnroll - 1) * kWarps < end; r += kUnroll * kWarps) {
+        Four<T> four[kUnroll];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const std::int64_t q = r + u * kWarps;
-        if (q < end) pack[u] = cuda::load_pack(from + q * args.inner);
+        for (int u = 0; u < kUnroll; ++u) four[u] = load_four(from + (r + u * kWarps) * args.inner);
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) {
+          float v[kUnroll];
+#pragma unroll
+          for (int u = 0; u < kUnroll; ++u) v[u] = part_of(four[u], i);
+          Fold(about, result + i).take(all[i], v);
+        }
       }
+    }
+    for (; r < end; r += kWarps) {
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if (r + u * kWarps >= end) continue;
-        float v[kColumns];
-        cuda::unpack(pack[u], v);
-#pragma unroll
-        for (int i = 0; i < kColumns; ++i) all[i] = Fold::step(all[i], v[i], reference[i]);
-      }
-    } else {
-#pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        const std::int64_t q = r + u * kWarps;
-        if (q < end) all[0] = Fold::step(all[0], widen(from[q * args.inner]), reference[0]);
+      for (int i = 0; i < kColumns; ++i) {
+        const float v[1] = {widen(from[r * args.inner + i])};
+        Fold(about, result + i).take(all[i], v);
       }
     }
   }
-#pragma unroll
-  for (int i = 0; i < kColumns; ++i) room[warp][i][lane] = all[i];
-  __syncthreads();
-  if (warp != 0 || !in) return;
+  if (cut.chunks > 1) cuda::next_may_start();
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
-    float sum = room[0][i][lane];
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) sum = Fold::join(sum, room[w][i][lane]);
-    out[(outer * cut.chunks + chunk) * args.inner + column + i] = sum;
+    for (int k = 0; k < Fold::kParts; ++k) room[warp][i][k][lane] = all[i].part[k];
   }
+  __syncthreads();
+  if (warp >= kColumns || !in) return;
+  const int i = warp;
+  const auto of = [&](int w) {
+    Partial part;
+#pragma unroll
+    for (int k = 0; k < Fold::kParts; ++k) part.part[k] = room[w][i][k][lane];
+    return part;
+  };
+  Partial sum = of(0);
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) sum = Fold::join(sum, of(w));
+  to.finish(sum, (outer * cut.chunks + chunk) * args.inner + column + i);
 }
 
-// What becomes of each folded number. finish(number, result's index)
-template <class T>
-struct Divided {  // sum, mean, var
-  T* y;
-  float divisor;
-  __device__ void finish(float v, std::int64_t i) const { y[i] = narrow<T>(v / divisor); }
-};
-template <class T>
-struct Joined {  // logsumexp, of the largest number and the sum of exponentials
-  T* y;
-  const float* m;
-  float* s;
-  __device__ void finish(float v, std::int64_t i) const {
-    const float top = m[i];
-    s[i] = v;
-    y[i] = narrow<T>(isinf(top) ? top : top + logf(v));
-  }
-};
-
-// Partial results [outer, chunks, inner] joined in order, a thread a result.
+// The states [outer, chunks, inner] of chunks. lanes: results of a block, a power of two; its other threads
+// share the chunks of these.
 template <class Fold, class Finish>
 __global__ void __launch_bounds__(kThreads)
-    join_chunks(ReduceArgs args, std::int64_t chunks, const float* parts, Finish to) {
+    join_chunks(ReduceArgs args, std::int64_t chunks, int lanes, Kept parts, Finish to) {
+  __shared__ State<Fold::kParts> room[kThreads];
   cuda::wait_turn();
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= args.outer * args.inner) return;
+  const int lane = threadIdx.x & (lanes - 1);
+  const int share = threadIdx.x / lanes;
+  const int shares = kThreads / lanes;
+  const std::int64_t i = std::int64_t{blockIdx.x} * lanes + lane;
+  const bool in = i < args.outer * args.inner;
   std::int64_t inner = 0;
   const std::int64_t outer = cuda::divide(i, args.inner, inner);
-  const float* from = parts + outer * chunks * args.inner + inner;
-  float all = Fold::kStart;
-  for (std::int64_t c = 0; c < chunks; ++c) all = Fold::join(all, from[c * args.inner]);
-  to.finish(all, i);
-}
-
-// Rows in one block, folded twice: the second relative to what the first found. First: 0 the mean, 1 the largest.
-template <class T, class First, class Second, class Finish, int kRow, bool kPacks>
-__global__ void __launch_bounds__(kThreads)
-    fold_rows_twice(ReduceArgs args, float by, const T* x, float* found, Finish to) {
-  __shared__ float room[2][kWarps];
-  cuda::wait_turn();
-  const std::int64_t row = std::int64_t{blockIdx.x} * (kThreads / kRow) + threadIdx.x / kRow;
-  const bool in = row < args.outer;
-  const std::int64_t n = in ? args.count : 0;
-  const T* from = x + row * args.count;
-  float about = fold_share<First, kRow, kPacks>(from, n, 0);
-  about = fold_threads<First, kRow>(about, room[0]) / by;
-  float all = fold_share<Second, kRow, kPacks>(from, n, about);
-  all = fold_threads<Second, kRow>(all, room[1]);
-  if (in && threadIdx.x % kRow == 0) {
-    found[row] = about;
-    to.finish(all, row);
+  auto all = Fold::start();
+  for (std::int64_t c = share; in && c < chunks; c += shares) {
+    all = Fold::join(all,
+                     parts.template load<Fold::kParts>((outer * chunks + c) * args.inner + inner));
   }
+  room[threadIdx.x] = all;
+  for (int half = shares / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (share < half) {
+      room[threadIdx.x] = Fold::join(room[threadIdx.x], room[threadIdx.x + half * lanes]);
+    }
+  }
+  if (share == 0 && in) to.finish(room[lane], i);
 }
 
 // ---- launch ----
 
 std::int64_t results(const ReduceArgs& args) { return args.outer * args.inner; }
 
+bool is_short(const ReduceArgs& args) { return args.count <= 1024; }
+
+// Enough chunks that every multiprocessor has its blocks, and no more: all run side by side, to the end.
 // Columns a lane has at most, in the widest form: the cut must not depend on addresses.
 Cut cut_of(const ReduceArgs& args) {
+  constexpr std::int64_t kAtOnce = std::int64_t{kResident} * cuda::kMultiprocessors;
   const std::int64_t count = std::max<std::int64_t>(args.count, 1);
   const std::int64_t side_by_side =
       args.inner == 1 ? args.outer : args.outer * cuda::blocks_for(args.inner, 4 * kWarp);
   const std::int64_t least = args.inner == 1 ? 16384 : 64;  // worth a block of its own
   std::int64_t chunks =
-      std::min(cuda::blocks_for(kEnoughBlocks, side_by_side), cuda::blocks_for(count, least));
+      std::min(kAtOnce / std::max<std::int64_t>(side_by_side, 1), cuda::blocks_for(count, least));
   chunks = std::max<std::int64_t>(chunks, 1);
   const std::int64_t each =
       cuda::blocks_for(cuda::blocks_for(count, chunks), 8) * 8;  // whole packs
   return {each, cuda::blocks_for(count, each)};
 }
 
-bool is_short(const ReduceArgs& args) { return args.count <= 1024; }
+std::size_t parts_bytes(const ReduceArgs& args, int parts) {
+  const Cut cut = cut_of(args);
+  return cut.chunks == 1 ? 0 : static_cast<std::size_t>(parts * results(args) * cut.chunks) * 4;
+}
+template <int kParts>
+std::size_t workspace(const void* args) {
+  return parts_bytes(*static_cast<const ReduceArgs*>(args), kParts);
+}
 
 template <class T>
 bool rows_in_packs(const ReduceArgs& args, const T* x) {
   return args.count % kPack<T> == 0 && cuda::is_aligned(x);
 }
 
-template <class Fold, class T>
-void fold(const ReduceArgs& args, const Cut& cut, const T* x, const float* about, float* out,
-          cudaStream_t stream) {
+template <class Fold, class T, class Finish>
+void fold_chunks(const ReduceArgs& args, const Cut& cut, const T* x, const T* about,
+                 const Finish& to, cudaStream_t stream) {
   if (args.inner != 1) {
-    const bool packs = args.inner % kPack<T> == 0 && cuda::is_aligned(x);
-    const int columns = packs ? kPack<T> : 1;
-    const std::int64_t tiles = cuda::blocks_for(args.inner, columns * kWarp);
-    const auto kernel = packs ? fold_columns<T, Fold, kPack<T>> : fold_columns<T, Fold, 1>;
+    const bool together = args.inner % 4 == 0 && cuda::is_aligned(x);
+    const std::int64_t tiles = cuda::blocks_for(args.inner, (together ? 4 : 1) * kWarp);
+    const auto kernel =
+        together ? fold_columns<T, Fold, Finish, 4> : fold_columns<T, Fold, Finish, 1>;
     return cuda::launch(kernel, args.outer * cut.chunks * tiles, kThreads, 0, 1, stream, args, cut,
-                        tiles, x, about, out);
+                        tiles, x, about, to);
   }
   const bool packs = rows_in_packs(args, x);
   const std::int64_t items = args.outer * cut.chunks;
   if (is_short(args)) {
-    const auto kernel = packs ? fold_rows<T, Fold, kWarp, true> : fold_rows<T, Fold, kWarp, false>;
+    const auto kernel =
+        packs ? fold_rows<T, Fold, Finish, kWarp, true> : fold_rows<T, Fold, Finish, kWarp, false>;
     return cuda::launch(kernel, cuda::blocks_for(items, kWarps), kThreads, 0, 1, stream, args, cut,
-                        x, about, out);
+                        x, about, to);
   }
-  const auto kernel =
-      packs ? fold_rows<T, Fold, kThreads, true> : fold_rows<T, Fold, kThreads, false>;
-  cuda::launch(kernel, items, kThreads, 0, 1, stream, args, cut, x, about, out);
+  const auto kernel = packs ? fold_rows<T, Fold, Finish, kThreads, true>
+                            : fold_rows<T, Fold, Finish, kThreads, false>;
+  cuda::launch(kernel, items, kThreads, 0, 1, stream, args, cut, x, about, to);
 }
 
-template <class Fold, class Finish>
-void join(const ReduceArgs& args, const Cut& cut, const float* parts, const Finish& to,
+// scratch: workspace<Fold::kParts>.
+template <class Fold, class T, class Finish>
+void fold(const ReduceArgs& args, void* scratch, const T* x, const T* about, const Finish& to,
           cudaStream_t stream) {
-  cuda::launch(join_chunks<Fold, Finish>, cuda::blocks_for(results(args), kThreads), kThreads, 0, 1,
-               stream, args, cut.chunks, parts, to);
-}
-
-std::size_t workspace(const void* args) {
-  const auto& a = *static_cast<const ReduceArgs*>(args);
-  return static_cast<std::size_t>(results(a) * cut_of(a).chunks) * sizeof(float);
+  const Cut cut = cut_of(args);
+  if (cut.chunks == 1) return fold_chunks<Fold>(args, cut, x, about, to, stream);
+  const Kept parts{static_cast<float*>(scratch), results(args) * cut.chunks};
+  fold_chunks<Fold>(args, cut, x, about, parts, stream);
+  constexpr std::int64_t kEach = 4;  // chunks of a thread; 8 results are a sector of memory
+  int lanes = kWarp;
+  while (lanes > (args.inner == 1 ? 1 : 8) && kThreads / lanes * kEach < cut.chunks) lanes /= 2;
+  cuda::launch(join_chunks<Fold, Finish>, cuda::blocks_for(results(args), lanes), kThreads, 0, 1,
+               stream, args, cut.chunks, lanes, parts, to);
 }
 
 template <class T, template <class> class Fold>
 void once_fwd(const KernelCall& call) {  // sum, mean, max, min
   const auto& args = call.as<ReduceArgs>();
-  const auto stream = static_cast<cudaStream_t>(call.queue);
-  const Cut cut = cut_of(args);
-  auto* parts = static_cast<float*>(call.workspace);  // [outer, chunks, inner]
-  fold<Fold<T>>(args, cut, call.input<T>(0), nullptr, parts, stream);
-  join<Fold<T>>(args, cut, parts, Divided<T>{call.output<T>(0), static_cast<float>(args.divisor)},
-                stream);
-}
-
-// found [outer, inner]: what the second fold is relative to, the first one's divided by `by`.
-template <class First, class Second, class T, class Finish>
-void twice(const KernelCall& call, float by, float* found, const Finish& to) {
-  const auto& args = call.as<ReduceArgs>();
-  const auto stream = static_cast<cudaStream_t>(call.queue);
-  const T* x = call.input<T>(0);
-  const Cut cut = cut_of(args);
-  if (args.inner == 1 && cut.chunks == 1) {
-    const bool packs = rows_in_packs(args, x);
-    if (is_short(args)) {
-      const auto kernel = packs ? fold_rows_twice<T, First, Second, Finish, kWarp, true>
-                                : fold_rows_twice<T, First, Second, Finish, kWarp, false>;
-      return cuda::launch(kernel, cuda::blocks_for(args.outer, kWarps), kThreads, 0, 1, stream,
-                          args, by, x, found, to);
-    }
-    const auto kernel = packs ? fold_rows_twice<T, First, Second, Finish, kThreads, true>
-                              : fold_rows_twice<T, First, Second, Finish, kThreads, false>;
-    return cuda::launch(kernel, args.outer, kThreads, 0, 1, stream, args, by, x, found, to);
-  }
-  auto* parts = static_cast<float*>(call.workspace);  // [outer, chunks, inner]
-  fold<First>(args, cut, x, nullptr, parts, stream);
-  join<First>(args, cut, parts, Divided<float>{found, by}, stream);
-  fold<Second>(args, cut, x, found, parts, stream);
-  join<Second>(args, cut, parts, to, stream);
+  const Divided<T> to{call.output<T>(0), static_cast<float>(args.divisor)};
+  fold<Fold<T>, T>(args, call.workspace, call.input<T>(0), nullptr, to,
+                   static_cast<cudaStream_t>(call.queue));
 }
 
 template <class T>
 void logsumexp_fwd(const KernelCall& call) {
-  float* m = call.output<float>(1);               // [outer, inner]
-  float* s = m + results(call.as<ReduceArgs>());  // [outer, inner]
-  twice<Max<T>, SumExp<T>, T>(call, 1, m, Joined<T>{call.output<T>(0), m, s});
+  const auto& args = call.as<ReduceArgs>();
+  float* m = call.output<float>(1);  // [outer, inner]
+  float* s = m + results(args);      // [outer, inner]
+  fold<SumExp<T>, T>(args, call.workspace, call.input<T>(0), nullptr,
+                     Logarithm<T>{call.output<T>(0), m, s}, static_cast<cudaStream_t>(call.queue));
 }
 
 template <class T>
 void var_fwd(const KernelCall& call) {
   const auto& args = call.as<ReduceArgs>();
-  twice<Sum<T>, SumSquares<T>, T>(call, static_cast<float>(args.count), call.output<float>(1),
-                                  Divided<T>{call.output<T>(0), static_cast<float>(args.divisor)});
+  const Variance<T> to{call.output<T>(0), call.output<float>(1), static_cast<float>(args.divisor)};
+  fold<Moments<T>, T>(args, call.workspace, call.input<T>(0), nullptr, to,
+                      static_cast<cudaStream_t>(call.queue));
 }
 
 // ---- backward: dx = apply(x, of(result)) ----
@@ -460,32 +597,19 @@ void sum_bwd(const KernelCall& call) {  // dy
             static_cast<cudaStream_t>(call.queue));
 }
 
-// Scratch: partial counts, then y as f32, then the counts.
+// Scratch: the counts, then their chunks.
 std::size_t extreme_workspace(const void* args) {
-  return workspace(args) +
-         2 * static_cast<std::size_t>(results(*static_cast<const ReduceArgs*>(args))) *
-             sizeof(float);
-}
-template <class T>
-__global__ void __launch_bounds__(kThreads) widen_kernel(std::int64_t n, const T* from, float* to) {
-  cuda::wait_turn();
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < n) to[i] = widen(from[i]);
+  const auto& a = *static_cast<const ReduceArgs*>(args);
+  return static_cast<std::size_t>(results(a)) * sizeof(float) + parts_bytes(a, 1);
 }
 template <class T>
 void extreme_bwd(const KernelCall& call) {  // dy, x, y
   const auto& args = call.as<ReduceArgs>();
   const auto stream = static_cast<cudaStream_t>(call.queue);
-  const Cut cut = cut_of(args);
   const T* x = call.input<T>(1);
   const T* y = call.input<T>(2);
-  auto* parts = static_cast<float*>(call.workspace);  // [outer, chunks, inner]
-  float* wide = parts + results(args) * cut.chunks;   // [outer, inner]
-  float* count = wide + results(args);                // [outer, inner]
-  cuda::launch(widen_kernel<T>, cuda::blocks_for(results(args), kThreads), kThreads, 0, 1, stream,
-               results(args), y, wide);
-  fold<CountEqual<T>>(args, cut, x, wide, parts, stream);
-  join<CountEqual<T>>(args, cut, parts, Divided<float>{count, 1}, stream);
+  auto* count = static_cast<float*>(call.workspace);  // [outer, inner]
+  fold<CountEqual<T>>(args, count + results(args), x, y, Divided<float>{count, 1}, stream);
   spread<T>(args, SpreadExtreme<T>{call.input<T>(0), y, count}, x, call.output<T>(0), stream);
 }
 
@@ -534,11 +658,11 @@ void add_kernels(KernelRegistry& registry) {
   const auto add = [&](const char* name, KernelFn fn, WorkspaceFn scratch) {
     registry.add(Backend::kCuda, name + type, fn, scratch);
   };
-  add("sum_fwd_", once_fwd<T, Sum>, workspace);
-  add("max_fwd_", once_fwd<T, Max>, workspace);
-  add("min_fwd_", once_fwd<T, Min>, workspace);
-  add("logsumexp_fwd_", logsumexp_fwd<T>, workspace);
-  add("var_fwd_", var_fwd<T>, workspace);
+  add("sum_fwd_", once_fwd<T, Sum>, workspace<1>);
+  add("max_fwd_", once_fwd<T, Max>, workspace<1>);
+  add("min_fwd_", once_fwd<T, Min>, workspace<1>);
+  add("logsumexp_fwd_", logsumexp_fwd<T>, workspace<2>);
+  add("var_fwd_", var_fwd<T>, workspace<3>);
   add("sum_bwd_", sum_bwd<T>, nullptr);
   add("extreme_bwd_", extreme_bwd<T>, extreme_workspace);
   add("logsumexp_bwd_", logsumexp_bwd<T>, nullptr);

@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(kThreads)
   const double turns =
       static_cast<double>(position) * args.scale * (args.back != 0 ? -1 : 1) * f / kTurn;
   float s, c;
-  sincospif(static_cast<float>(2 * (turns - rint(turns))), &s, &c);  // sincosf would need a stack frame
+  sincospif(static_cast<float>(2 * (turns - rint(turns))), &s,
+            &c);  // sincosf would need a stack frame
   const std::int64_t p = args.traditional != 0 ? 2 * j : j;
   const std::int64_t q = args.traditional != 0 ? 2 * j + 1 : j + args.half;
   for (std::int64_t head = 0; head < args.heads; ++head) {

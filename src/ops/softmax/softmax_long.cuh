@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kLongThreads, 1)
   LongRow& s = *reinterpret_cast<LongRow*>(memory);
   cuda::wait_turn();
   if (threadIdx.x == 0) {
-    s.ring.init(kConsumers / kWarp);
+    s.ring.init(kConsumers);
     cuda::barrier_init(&s.told[0], 1);
     cuda::barrier_init(&s.told[1], 1);
     cuda::barrier_init_done();

@@ -131,7 +131,7 @@ struct Ring {
   std::uint64_t full[kSlots];
   std::uint64_t empty[kSlots];
 
-  // By one thread, before a barrier of the block. consumers: how often each slot is released.
+  // By one thread, before a barrier of the block. consumers: the threads that release each slot.
   __device__ void init(unsigned consumers) {
     for (int i = 0; i < kSlots; ++i) {
       barrier_init(&full[i], 1);
@@ -149,11 +149,8 @@ struct Ring {
     barrier_wait(&full[at.slot], at.phase);
     return slot[at.slot];
   }
-  // By a warp that has read the slot for good; init counts warps.
-  __device__ void release(const At& at) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(&empty[at.slot]);
-  }
+  // By every consumer, when it has read the slot for good. One lane for its warp takes as long.
+  __device__ void release(const At& at) { barrier_arrive(&empty[at.slot]); }
 };
 
 }  // namespace mlxtape::cuda
