@@ -198,7 +198,7 @@ RowGrad row_grad(CommandEncoder& encoder, const Tensor& terms, const Tensor& ind
 void add_row_grad(CommandEncoder& encoder, const Tensor& dense, const RowGrad& rows) {
   require(add_row_grad_check(dense, rows));
   if (dense.size() == 0 || rows.rows.size() == 0) return;
-  const SumRowsAddArgs args{rows.ids.size(), width_of(rows.rows),
+  const SumRowsAddArgs args{rows.ids.size(), width_of(rows.rows), dense.dim(0),
                             static_cast<std::int64_t>(rows.rows.dtype())};
   const Tensor ids = encoder.contiguous(rows.ids), terms = encoder.contiguous(rows.rows);
   encoder.dispatch(kAdd, dense.dtype(), args, {ids, terms}, {dense});

@@ -212,7 +212,8 @@ void add_all_rows(const KernelCall& call) {
   parallel_for(ceil_div(a.count, each), [&](std::int64_t task) {
     for (std::int64_t u = task * each; u < std::min(a.count, (task + 1) * each); ++u) {
       const R* const row[] = {rows + u * a.width};
-      if (ids[u] >= 0) sum_to<false>(row, 1, a.width, dense + ids[u] * a.width, true);
+      if (ids[u] < 0 || ids[u] >= a.rows) continue;
+      sum_to<false>(row, 1, a.width, dense + ids[u] * a.width, true);
     }
   });
 }

@@ -34,6 +34,7 @@ static_assert(sizeof(SumRowsArgs) == 48, "host and device must agree");
 
 struct SumRowsAddArgs {
   std::int64_t count, width;  // rows [count, width]
+  std::int64_t rows;          // dense [rows, width]; ids outside are skipped
   std::int64_t from;          // DType of rows
 };
 
