@@ -32,8 +32,12 @@ void checkpoint_backward(Pullback& pullback) {
   }
   again.backward(seeds);
   for (std::size_t i = 0; i < kept->uses.size(); ++i) {
-    again.has_grad(kept->uses[i]) ? pullback.give(i, again.grad(kept->uses[i]))
-                                  : pullback.give_none(i);
+    const Tensor& x = kept->uses[i];
+    if (again.has_row_grad(x)) {
+      pullback.give_rows(i, again.row_grad(x));
+    } else {
+      again.has_grad(x) ? pullback.give(i, again.grad(x)) : pullback.give_none(i);
+    }
   }
 }
 

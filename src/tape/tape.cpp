@@ -49,7 +49,7 @@ bool Tape::Impl::tracks(const Tensor& x) const {
 
 std::int32_t Tape::Impl::add_value(const Tensor& x, bool is_leaf, bool is_watched) {
   const auto number = static_cast<std::int32_t>(values.size());
-  values.push_back({x.identity(), is_leaf, is_watched, x.dtype(), x.dtype(), x.shape(), {}, {}});
+  values.push_back({x.identity(), is_leaf, is_watched, x.dtype(), x.dtype(), x.shape(), {}, {}, {}});
   index.add(x.identity(), number);
   return number;
 }
@@ -130,7 +130,7 @@ std::int32_t Tape::Impl::watch(const Tensor& x, DType sum, std::uint64_t& identi
   if (number == kNone) number = add_value(known, true, true);
   values[static_cast<std::size_t>(number)].is_watched = true;
   Value& value = values[static_cast<std::size_t>(number)];
-  if (value.sum != sum && value.kept) {
+  if (value.sum != sum && (value.kept || value.rows)) {
     throw wrong(Errc::kArgument, "the type of a gradient's sum must be chosen before a walk");
   }
   value.sum = sum;
@@ -162,20 +162,55 @@ void Tape::Impl::add(Gradient& to, DType type, Tensor&& gradient) const {
     return;
   }
   if (!to) to = std::make_unique<Tensor>(encoder->zeros(gradient.shape(), type));
-  Tensor& sum = *to;
-  if (sum.buffer().owners() != 1 || !sum.is_contiguous()) {
-    const Tensor before = encoder->contiguous(sum);
-    const Tensor copy = encoder->empty(before.shape(), before.dtype());
-    encoder->copy(before, copy);
-    sum = copy;
+  own(*to);
+  encoder->add_into(*to, gradient);
+}
+
+void Tape::Impl::own(Tensor& sum) const {
+  if (sum.buffer().owners() == 1 && sum.is_contiguous()) return;
+  const Tensor before = encoder->contiguous(sum);
+  const Tensor copy = encoder->empty(before.shape(), before.dtype());
+  encoder->copy(before, copy);
+  sum = copy;
+}
+
+void Tape::Impl::make_dense(Value& value) const {
+  if (value.kept || !value.rows) return;
+  value.kept = std::make_unique<Tensor>(encoder->zeros(value.shape, value.sum));
+  value.rows->add_to(*encoder, *value.kept, *value.rows);
+}
+
+// A leaf's rows stay rows as long as nothing else comes. What a node made is dense, for its backward function.
+void Tape::Impl::give_rows(std::int32_t number, RowGrad&& gradient) {
+  Value& value = values[static_cast<std::size_t>(number)];
+  if (value.is_leaf && (value.rows || !value.kept)) {
+    RowGrad sum = std::move(gradient);
+    if (value.rows) {
+      sum = sum.merge(*encoder, *value.rows, sum, value.shape, value.sum);
+    } else if (sum.rows.dtype() != value.sum) {
+      sum = sum.merge(*encoder, sum, {}, value.shape, value.sum);
+    }
+    value.rows = std::make_unique<RowGrad>(std::move(sum));
+    value.kept.reset();
+    return;
   }
-  encoder->add_into(sum, gradient);
+  Gradient& to = value.is_leaf ? value.kept : value.flow;
+  const DType type = value.is_leaf ? value.sum : value.dtype;
+  if (!to) to = std::make_unique<Tensor>(encoder->zeros(value.shape, type));
+  own(*to);
+  gradient.add_to(*encoder, *to, gradient);
 }
 
 void Tape::Impl::give(std::int32_t number, Tensor gradient) {
   Value& value = values[static_cast<std::size_t>(number)];
   if (value.is_leaf) {
+    const auto rows = std::move(value.rows);
+    if (rows) value.kept.reset();  // made of them: the sum must not depend on who asked for it
     add(value.kept, value.sum, std::move(gradient));
+    if (rows) {
+      own(*value.kept);
+      rows->add_to(*encoder, *value.kept, *rows);
+    }
   } else {
     add(value.flow, value.dtype, std::move(gradient));
   }
@@ -362,18 +397,62 @@ void Pullback::give(std::size_t input, Tensor gradient) {
   const Tape::Impl::Node& node = impl.nodes[node_];
   const std::int32_t number = impl.edges[node.first_edge + input];
   const Tape::Impl::Value& value = impl.values[static_cast<std::size_t>(number)];
-  const auto which = [&] {
-    return std::string(node.name) + " gives input " + std::to_string(input) + " a gradient ";
-  };
   if (!(gradient.shape() == value.shape)) {
-    throw wrong(Errc::kShape, which() + "of its shape " + to_string(value.shape) + ", got " +
+    throw wrong(Errc::kShape, giving(input) + "of its shape " + to_string(value.shape) + ", got " +
                                   to_string(gradient.shape()));
   }
   if (gradient.dtype() != value.dtype && !(value.is_leaf && is_kernel_float(gradient.dtype()))) {
-    throw wrong(Errc::kDType, which() + "of its type " + name_of(value.dtype) + ", got " +
+    throw wrong(Errc::kDType, giving(input) + "of its type " + name_of(value.dtype) + ", got " +
                                   name_of(gradient.dtype()));
   }
   impl.give(number, std::move(gradient));
+}
+
+std::string Pullback::giving(std::size_t input) const {
+  return std::string(tape_.impl().nodes[node_].name) + " gives input " + std::to_string(input) +
+         " a gradient ";
+}
+
+void Pullback::give_rows(std::size_t input, RowGrad gradient) {
+  if (!needs(input)) return;
+  mark(input);
+  Tape::Impl& impl = tape_.impl();
+  const std::int32_t number = impl.edges[impl.nodes[node_].first_edge + input];
+  const Tape::Impl::Value& value = impl.values[static_cast<std::size_t>(number)];
+  const Tensor& ids = gradient.ids;
+  const Tensor& rows = gradient.rows;
+  if (gradient.add_to == nullptr || gradient.merge == nullptr) {
+    throw wrong(Errc::kArgument, giving(input) + "of rows that can be added, got one without how");
+  }
+  if (ids.rank() != 1 || ids.dtype() != DType::kI32) {
+    throw wrong(ids.rank() != 1 ? Errc::kShape : Errc::kDType,
+                giving(input) + "of rows with ids [n] i32, got " + to_string(ids.shape()) + " " +
+                    name_of(ids.dtype()));
+  }
+  Shape shape = value.shape;
+  if (shape.rank() != 0) shape[0] = ids.dim(0);
+  if (shape.rank() == 0 || !(rows.shape() == shape)) {
+    throw wrong(Errc::kShape, giving(input) + "of rows of its shape " + to_string(value.shape) +
+                                  " for " + to_string(ids.shape()) + " ids, got " +
+                                  to_string(rows.shape()));
+  }
+  if (!is_kernel_float(rows.dtype())) {
+    throw wrong(Errc::kDType,
+                giving(input) + "of rows of f32, f16 or bf16, got " + name_of(rows.dtype()));
+  }
+  if (ids.device() != &impl.encoder->device() || rows.device() != &impl.encoder->device()) {
+    throw wrong(Errc::kDevice,
+                giving(input) + "of rows that must be on " + impl.encoder->device().name());
+  }
+  impl.give_rows(number, std::move(gradient));
+}
+
+DType Pullback::sum_type(std::size_t input) const {
+  MT_ASSERT(needs(input));
+  const Tape::Impl& impl = tape_.impl();
+  const std::int32_t number = impl.edges[impl.nodes[node_].first_edge + input];
+  const Tape::Impl::Value& value = impl.values[static_cast<std::size_t>(number)];
+  return value.is_leaf ? value.sum : value.dtype;
 }
 
 void Pullback::give_none(std::size_t input) {
@@ -436,11 +515,10 @@ void Tape::backward(const std::vector<std::pair<Tensor, Tensor>>& seeds, Backwar
   self.walk(*this, std::move(numbered), options.retain);
 }
 
-Tensor Tape::grad(const Tensor& x) const {
-  const Impl& self = impl();
-  self.tracks(x);  // throws for a loose view
-  const std::int32_t number = self.find(x);
-  if (number == kNone || !self.values[static_cast<std::size_t>(number)].is_watched) {
+const Tape::Impl::Value& Tape::Impl::watched(const Tensor& x) const {
+  tracks(x);  // throws for a loose view
+  const std::int32_t number = find(x);
+  if (number == kNone || !values[static_cast<std::size_t>(number)].is_watched) {
     if (!is_float(x.dtype())) {
       throw wrong(Errc::kDType,
                   std::string("integers have no gradient, got ") + name_of(x.dtype()));
@@ -449,19 +527,45 @@ Tensor Tape::grad(const Tensor& x) const {
                                      " is not kept; watch() it before the walk, and ask with what "
                                      "watch returned");
   }
-  const Impl::Value& value = self.values[static_cast<std::size_t>(number)];
-  if (value.kept) return *value.kept;
+  return values[static_cast<std::size_t>(number)];
+}
+
+Tensor Tape::grad(const Tensor& x) const {
+  Impl& self = impl();
+  const Impl::Value& found = self.watched(x);
   if (!self.walked) throw wrong(Errc::kArgument, "a gradient needs a backward first, got none yet");
-  return self.encoder->zeros(value.shape, value.sum);
+  self.make_dense(self.values[static_cast<std::size_t>(&found - self.values.data())]);
+  return found.kept ? *found.kept : self.encoder->zeros(found.shape, found.sum);
 }
 
 bool Tape::has_grad(const Tensor& x) const {
   const std::int32_t number = impl().find(x);
-  return number != kNone && impl().values[static_cast<std::size_t>(number)].kept != nullptr;
+  if (number == kNone) return false;
+  const Impl::Value& value = impl().values[static_cast<std::size_t>(number)];
+  return value.kept != nullptr || value.rows != nullptr;
+}
+
+RowGrad Tape::row_grad(const Tensor& x) const {
+  const Impl::Value& value = impl().watched(x);
+  if (!value.rows) {
+    throw wrong(Errc::kArgument,
+                "a gradient by rows needs walks that gave nothing else, got " +
+                    std::string(value.kept ? "a dense one" : "none") + " for " +
+                    to_string(x.shape()) + "; ask has_row_grad, or grad");
+  }
+  return *value.rows;
+}
+
+bool Tape::has_row_grad(const Tensor& x) const {
+  const std::int32_t number = impl().find(x);
+  return number != kNone && impl().values[static_cast<std::size_t>(number)].rows != nullptr;
 }
 
 void Tape::clear_grads() {
-  for (Impl::Value& v : impl().values) v.kept.reset();
+  for (Impl::Value& v : impl().values) {
+    v.kept.reset();
+    v.rows.reset();
+  }
 }
 
 void Tape::reset() {
@@ -532,6 +636,7 @@ TapeReport Tape::report() const {
   for (const Impl::Value& v : self.values) {
     if (v.kept) report.grad_bytes += bytes_of(*v.kept);
     if (v.flow) report.grad_bytes += bytes_of(*v.flow);
+    if (v.rows) report.grad_bytes += bytes_of(v.rows->ids) + bytes_of(v.rows->rows);
   }
   report.peak_bytes = self.encoder->device().memory().stats().peak;
   return report;

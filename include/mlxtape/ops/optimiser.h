@@ -6,13 +6,16 @@
 //                    c₁ = 1 / (1−β₁ᵗ), c₂ = 1 / √(1−β₂ᵗ) with bias correction, else both 1
 //            sgd     g = s·grad + decay·w; without momentum w ← w − lr·g
 //                    v ← momentum·v + (1−dampening)·g; w ← w − lr·(nesterov ? g + momentum·v : v)
+//            by rows w, m, v and master only where ids name a row, with grad its row: the others do not change, nor do their
+//                    moments decay (lazy Adam), nor their weights. c₁ and c₂ count all steps.
 //            norm    √(Σ grad²) over all elements of all tensors; scale = min(1, most / (norm + 1e-6))
 // Gradient   none: a step is the end of a gradient's way
-// Layout     parameters, gradients and states of one shape each, contiguous; lr, t, s, norm, scale: one number.
+// Layout     parameters, gradients and states of one shape each, contiguous; by rows (mlxtape/tape/rows.h): grad [n, …] of
+//            w [V, …], ids [n], of which those outside [0, V) are skipped and no two others are equal; norm takes such rows as they are; lr, t, s, norm, scale: one number.
 //            Parameters and states are written in place.
-// Types      w: f32, f16, bf16. grad: as w, or f32. m, v, master: f32. lr, s, norm, scale: f32; t: i32. With a master
+// Types      w: f32, f16, bf16. grad: as w, or f32. m, v, master: f32. lr, s, norm, scale: f32; t, ids: i32. With a master
 //            copy the step is made there, and w is it rounded; without, w itself is rounded each time.
-// Cost       adamw: reads w or master, grad, m, v; writes them but grad. norm: reads grad.
+// Cost       adamw: reads w or master, grad, m, v; writes them but grad; by rows n rows of each. norm: reads grad.
 // Limits     lr, t and s are read on the device, so a step can be captured once and replayed with a new rate.
 //            advance adds 1 to t: before each step. A gradient that is not finite makes w so: look at norm.
 //            The norm of gradients past 1.8e19 is inf.
@@ -34,6 +37,7 @@ struct AdamWOptions {
 struct AdamWSlot {
   Tensor w, grad, m, v;
   Tensor master = {};  // f32, for a 16-bit w; not defined: none
+  Tensor ids = {};     // of a RowGrad, whose rows grad then has; not defined: grad is dense
 };
 
 struct SgdOptions {
@@ -45,6 +49,7 @@ struct SgdSlot {
   Tensor w, grad;
   Tensor v = {};  // not defined without momentum
   Tensor master = {};
+  Tensor ids = {};
 };
 
 // What all slots of a step share; scale not defined: 1.

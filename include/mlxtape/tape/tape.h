@@ -32,6 +32,7 @@
 
 #include "mlxtape/core/encoder.h"
 #include "mlxtape/tape/report.h"
+#include "mlxtape/tape/rows.h"
 #include "mlxtape/tape/saved.h"
 
 namespace mlxtape {
@@ -62,11 +63,14 @@ class Pullback {
   // dL/dinput, in the input's shape. Each wanted one must be given exactly once, in any order.
   void give(std::size_t input, Tensor gradient);
   void give_none(std::size_t input);  // it is zero everywhere
+  void give_rows(std::size_t input, RowGrad gradient);  // but in these rows; a leaf keeps it so
+  DType sum_type(std::size_t input) const;  // what the gradient of one that needs(input) is summed in
 
  private:
   friend class Tape;
   Tensor* flow(std::size_t output) const;  // null where nothing flows
   void mark(std::size_t input);
+  std::string giving(std::size_t input) const;
   Pullback(Tape& tape, std::size_t node) : tape_(tape), node_(node) {}
   Tape& tape_;
   std::size_t node_;
@@ -106,6 +110,9 @@ class Tape {
   // depend on it.
   Tensor grad(const Tensor& x) const;
   bool has_grad(const Tensor& x) const;  // did any walk reach it?
+  // The same where every part of it came as rows; grad makes a dense one of it when asked, and keeps it.
+  RowGrad row_grad(const Tensor& x) const;
+  bool has_row_grad(const Tensor& x) const;
   void clear_grads();
 
   void reset();  // forgets everything, also what is watched

@@ -13,6 +13,8 @@ namespace {
 
 constinit const KernelHandle kAdamW("optimiser_adamw");
 constinit const KernelHandle kSgd("optimiser_sgd");
+constinit const KernelHandle kAdamWRows("optimiser_adamw_rows");
+constinit const KernelHandle kSgdRows("optimiser_sgd_rows");
 constinit const KernelHandle kSquares("optimiser_squares");
 constinit const KernelHandle kNorm("optimiser_norm");
 constinit const KernelHandle kAdvance("optimiser_advance");
@@ -54,8 +56,29 @@ Check check_state(const char* name, const Tensor& t, const Tensor& w, DType dtyp
   return std::nullopt;
 }
 
-Check check_parameter(const Tensor& w, const Tensor& grad, const Tensor& master, Backend backend,
-                      std::size_t slot) {
+// ids, and the rows that they name of w.
+Check check_rows(const Tensor& ids, const Tensor& grad, const Tensor& w, DType grad_type,
+                 std::size_t slot) {
+  if (ids.rank() != 1 || w.rank() < 1) {
+    return wrong(Errc::kShape, "ids" + of(slot) + " must be [n] and it [V, …], got " +
+                                   to_string(ids.shape()) + " and " + to_string(w.shape()));
+  }
+  if (const Check check = check_state("ids", ids, ids, DType::kI32, slot)) return check;
+  if (ids.backend() != w.backend()) {
+    return wrong(Errc::kDevice, "ids" + of(slot) + " must be where it is, " +
+                                    name_of(w.backend()) + ", got " + name_of(ids.backend()));
+  }
+  Shape shape = w.shape();
+  shape[0] = ids.dim(0);
+  if (!element_count(shape)) {
+    return wrong(Errc::kShape, "the rows" + of(slot) + " must fit in 63 bits, got " +
+                                   to_string(shape));
+  }
+  return check_state("grad", grad, Tensor::meta(shape, grad_type, w.backend()), grad_type, slot);
+}
+
+Check check_parameter(const Tensor& w, const Tensor& grad, const Tensor& master, const Tensor& ids,
+                      Backend backend, std::size_t slot) {
   if (!is_kernel_float(w.dtype())) {
     return wrong(Errc::kDType,
                  "w" + of(slot) + " must be f32, f16 or bf16, got " + name_of(w.dtype()));
@@ -64,9 +87,11 @@ Check check_parameter(const Tensor& w, const Tensor& grad, const Tensor& master,
     return wrong(Errc::kDevice, "w" + of(slot) + " must be where the first is, " +
                                     name_of(backend) + ", got " + name_of(w.backend()));
   }
-  if (const Check check = check_state("w", w, w, w.dtype(), slot)) return check;
+  if (const Check bad = check_state("w", w, w, w.dtype(), slot)) return bad;
   const DType grad_type = grad.dtype() == DType::kF32 ? DType::kF32 : w.dtype();
-  if (const Check check = check_state("grad", grad, w, grad_type, slot)) return check;
+  const Check check = ids.defined() ? check_rows(ids, grad, w, grad_type, slot)
+                                    : check_state("grad", grad, w, grad_type, slot);
+  if (check) return check;
   if (!master.defined()) return std::nullopt;
   return check_state("master", master, w, DType::kF32, slot);
 }
@@ -86,7 +111,9 @@ Check check_rate(const char* name, float value) {
                std::string(name) + " must be in [0, 1), got " + std::to_string(value));
 }
 
-// Calls body(first, count) for runs of at most kOptimiserMost numbers in [0, n) that key is the same for.
+constexpr int kByRows = 1 << 16;  // in a key
+
+// Calls body for groups of numbers in [0, n) that key is the same for, as many as a kernel takes at once.
 void in_groups(std::size_t n, const std::function<int(std::size_t)>& key,
                const std::function<void(const std::vector<std::size_t>&)>& body) {
   std::vector<std::vector<std::size_t>> open;
@@ -99,7 +126,8 @@ void in_groups(std::size_t n, const std::function<int(std::size_t)>& key,
       open.emplace_back();
     }
     open[at].push_back(i);
-    if (open[at].size() == kOptimiserMost) {
+    const int most = (k & kByRows) != 0 ? kOptimiserMostRows : kOptimiserMost;
+    if (open[at].size() == static_cast<std::size_t>(most)) {
       body(open[at]);
       open[at].clear();
     }
@@ -109,9 +137,29 @@ void in_groups(std::size_t n, const std::function<int(std::size_t)>& key,
   }
 }
 
-int kind_of(const Tensor& w, const Tensor& grad, const Tensor& master) {
+int kind_of(const Tensor& w, const Tensor& grad, const Tensor& master, const Tensor& ids) {
   return static_cast<int>(w.dtype()) * 4 + (grad.dtype() == DType::kF32 ? 2 : 0) +
-         (master.defined() ? 1 : 0);
+         (master.defined() ? 1 : 0) + (ids.defined() ? kByRows : 0);
+}
+
+// What of a group's slots the kernels need to know, and the ids behind all other inputs.
+template <class Slot>
+void describe(const std::vector<Slot>& slots, const std::vector<std::size_t>& group,
+              OptimiserArgs& args, std::vector<TensorRef>& in) {
+  const Slot& first = slots[group[0]];
+  args.count = static_cast<std::int64_t>(group.size());
+  args.f32_grads = first.grad.dtype() == DType::kF32;
+  args.has_master = first.master.defined();
+  for (std::size_t i = 0; i < group.size(); ++i) {
+    const Slot& s = slots[group[i]];
+    args.sizes[i] = s.grad.size();
+    in.emplace_back(s.grad);
+    if (!s.ids.defined()) continue;
+    args.rows[i] = s.w.dim(0);
+    args.widths[i] = s.ids.dim(0) == 0 ? 0 : s.grad.size() / s.ids.dim(0);
+  }
+  if (!first.ids.defined()) return;
+  for (const std::size_t i : group) in.emplace_back(slots[i].ids);
 }
 
 }  // namespace
@@ -122,7 +170,7 @@ Check adamw_step_check(const std::vector<AdamWSlot>& slots, const StepNumbers& n
   if (const Check check = check_rate("beta2", options.beta2)) return check;
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const AdamWSlot& s = slots[i];
-    if (const Check check = check_parameter(s.w, s.grad, s.master, slots[0].w.backend(), i)) {
+    if (const Check check = check_parameter(s.w, s.grad, s.master, s.ids, slots[0].w.backend(), i)) {
       return check;
     }
     if (const Check check = check_state("m", s.m, s.w, DType::kF32, i)) return check;
@@ -140,7 +188,7 @@ Check sgd_step_check(const std::vector<SgdSlot>& slots, const StepNumbers& numbe
   }
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const SgdSlot& s = slots[i];
-    if (const Check check = check_parameter(s.w, s.grad, s.master, slots[0].w.backend(), i)) {
+    if (const Check check = check_parameter(s.w, s.grad, s.master, s.ids, slots[0].w.backend(), i)) {
       return check;
     }
     if (options.momentum == 0) continue;
@@ -173,14 +221,11 @@ void adamw_step(CommandEncoder& encoder, const std::vector<AdamWSlot>& slots,
                 const StepNumbers& numbers, const AdamWOptions& options) {
   require(adamw_step_check(slots, numbers, options));
   const auto key = [&](std::size_t i) {
-    return kind_of(slots[i].w, slots[i].grad, slots[i].master);
+    return kind_of(slots[i].w, slots[i].grad, slots[i].master, slots[i].ids);
   };
   in_groups(slots.size(), key, [&](const std::vector<std::size_t>& group) {
     const AdamWSlot& first = slots[group[0]];
     OptimiserArgs args{};
-    args.count = static_cast<std::int64_t>(group.size());
-    args.f32_grads = first.grad.dtype() == DType::kF32;
-    args.has_master = first.master.defined();
     args.beta1 = options.beta1;
     args.beta2 = options.beta2;
     args.eps = options.eps;
@@ -189,13 +234,12 @@ void adamw_step(CommandEncoder& encoder, const std::vector<AdamWSlot>& slots,
     args.log_beta2 = static_cast<float>(std::log(static_cast<double>(options.beta2)));
     args.bias_correction = options.bias_correction;
     std::vector<TensorRef> in{numbers.lr, numbers.t, numbers.scale}, out;
-    for (std::size_t i = 0; i < group.size(); ++i) {
-      const AdamWSlot& s = slots[group[i]];
-      args.sizes[i] = s.w.size();
-      in.emplace_back(s.grad);
+    describe(slots, group, args, in);
+    for (const std::size_t i : group) {
+      const AdamWSlot& s = slots[i];
       out.insert(out.end(), {s.w, s.m, s.v, s.master});
     }
-    encoder.dispatch(kAdamW, first.w.dtype(), args, in, out);
+    encoder.dispatch(first.ids.defined() ? kAdamWRows : kAdamW, first.w.dtype(), args, in, out);
   });
 }
 
@@ -203,27 +247,23 @@ void sgd_step(CommandEncoder& encoder, const std::vector<SgdSlot>& slots,
               const StepNumbers& numbers, const SgdOptions& options) {
   require(sgd_step_check(slots, numbers, options));
   const auto key = [&](std::size_t i) {
-    return kind_of(slots[i].w, slots[i].grad, slots[i].master);
+    return kind_of(slots[i].w, slots[i].grad, slots[i].master, slots[i].ids);
   };
   in_groups(slots.size(), key, [&](const std::vector<std::size_t>& group) {
     const SgdSlot& first = slots[group[0]];
     OptimiserArgs args{};
-    args.count = static_cast<std::int64_t>(group.size());
-    args.f32_grads = first.grad.dtype() == DType::kF32;
-    args.has_master = first.master.defined();
     args.beta1 = options.momentum;
     args.eps = 1 - options.dampening;
     args.weight_decay = options.weight_decay;
     args.bias_correction = options.nesterov;
     args.has_momentum = options.momentum != 0;
     std::vector<TensorRef> in{numbers.lr, numbers.scale}, out;
-    for (std::size_t i = 0; i < group.size(); ++i) {
-      const SgdSlot& s = slots[group[i]];
-      args.sizes[i] = s.w.size();
-      in.emplace_back(s.grad);
+    describe(slots, group, args, in);
+    for (const std::size_t i : group) {
+      const SgdSlot& s = slots[i];
       out.insert(out.end(), {s.w, s.v, s.master});
     }
-    encoder.dispatch(kSgd, first.w.dtype(), args, in, out);
+    encoder.dispatch(first.ids.defined() ? kSgdRows : kSgd, first.w.dtype(), args, in, out);
   });
 }
 

@@ -1,5 +1,5 @@
 // CPU kernels of optimiser (formulas: mlxtape/ops/optimiser.h). Pieces of all parameters over threads; each
-// vector is read, stepped and written once. Bound by memory.
+// vector is read, stepped and written once. By rows, a piece of the gradient is cut at the ends of its rows. Bound by memory.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/optimiser/optimiser.cpu.cpp"
 #include <hwy/foreach_target.h>
@@ -34,6 +34,28 @@ void for_pieces(const OptimiserArgs& args, const Body& body) {
   });
 }
 
+// Calls run(first of the gradient, first of the parameter, count) for what is next to each other in both of a piece.
+// at: number of the ids among the inputs.
+template <bool kRows, class Run>
+HWY_INLINE void for_runs(const KernelCall& call, std::size_t at, std::size_t p, std::int64_t first,
+                         std::size_t n, const Run& run) {
+  if constexpr (!kRows) {
+    run(first, first, n);
+  } else {
+    const std::int64_t width = call.as<OptimiserArgs>().widths[p];
+    const auto rows = static_cast<std::uint64_t>(call.as<OptimiserArgs>().rows[p]);
+    const auto* ids = call.input<std::int32_t>(at);
+    const std::int64_t end = first + static_cast<std::int64_t>(n);
+    for (std::int64_t i = first, next; i < end; i = next) {
+      const std::int64_t row = i / width;
+      next = std::min(end, (row + 1) * width);
+      const std::int64_t id = ids[row];
+      if (static_cast<std::uint64_t>(id) >= rows) continue;
+      run(i, id * width + i - row * width, static_cast<std::size_t>(next - i));
+    }
+  }
+}
+
 // Calls step(g, w, ...) on vectors of a piece: load, step, store; the last may be a part. master null: w itself.
 template <class T, class G, class Step>
 HWY_INLINE void step_piece(T* w, float* master, const G* g, std::size_t n, const Step& step) {
@@ -61,7 +83,7 @@ HWY_INLINE void store_some(DF d, VF v, float* p, std::size_t count) {
   count == hn::Lanes(d) ? store(d, v, p) : store_n(d, v, p, count);
 }
 
-template <class T, class G>
+template <bool kRows, class T, class G>
 void adamw_all(const KernelCall& call) {
   const auto& args = call.as<OptimiserArgs>();
   const float lr = *call.input<float>(0);
@@ -81,21 +103,25 @@ void adamw_all(const KernelCall& call) {
                                hn::Set(d, c2),
                                hn::Set(d, args.eps)};
     const VF factor = hn::Set(d, scale);
-    float* m = call.output<float>(4 * p + 1) + first;
-    float* v = call.output<float>(4 * p + 2) + first;
-    float* master = call.output<float>(4 * p + 3);
-    step_piece(call.output<T>(4 * p) + first, master == nullptr ? nullptr : master + first,
-               call.input<G>(3 + p) + first, n,
-               [&](std::size_t i, std::size_t count, VF g, VF& w) HWY_ATTR {
-                 VF vm = load_some(d, m + i, count), vv = load_some(d, v + i, count);
-                 adamw(rates, hn::Mul(g, factor), w, vm, vv);
-                 store_some(d, vm, m + i, count);
-                 store_some(d, vv, v + i, count);
-               });
+    const std::size_t ids = 3 + static_cast<std::size_t>(args.count) + p;
+    const auto run = [&](std::int64_t from, std::int64_t to, std::size_t some) HWY_ATTR {
+      float* m = call.output<float>(4 * p + 1) + to;
+      float* v = call.output<float>(4 * p + 2) + to;
+      float* master = call.output<float>(4 * p + 3);
+      step_piece(call.output<T>(4 * p) + to, master == nullptr ? nullptr : master + to,
+                 call.input<G>(3 + p) + from, some,
+                 [&](std::size_t i, std::size_t count, VF g, VF& w) HWY_ATTR {
+                   VF vm = load_some(d, m + i, count), vv = load_some(d, v + i, count);
+                   adamw(rates, hn::Mul(g, factor), w, vm, vv);
+                   store_some(d, vm, m + i, count);
+                   store_some(d, vv, v + i, count);
+                 });
+    };
+    for_runs<kRows>(call, ids, p, first, n, run);
   });
 }
 
-template <class T, class G>
+template <bool kRows, class T, class G>
 void sgd_all(const KernelCall& call) {
   const auto& args = call.as<OptimiserArgs>();
   const float lr = *call.input<float>(0);
@@ -106,25 +132,31 @@ void sgd_all(const KernelCall& call) {
                              hn::Set(d, args.eps)};
     const VF factor = hn::Set(d, scale);
     const bool has_momentum = args.has_momentum != 0, nesterov = args.bias_correction != 0;
-    float* v = has_momentum ? call.output<float>(3 * p + 1) + first : nullptr;
-    float* master = call.output<float>(3 * p + 2);
-    step_piece(call.output<T>(3 * p) + first, master == nullptr ? nullptr : master + first,
-               call.input<G>(2 + p) + first, n,
-               [&](std::size_t i, std::size_t count, VF g, VF& w) HWY_ATTR {
-                 VF vv = has_momentum ? load_some(d, v + i, count) : hn::Zero(d);
-                 sgd(rates, has_momentum, nesterov, hn::Mul(g, factor), w, vv);
-                 if (has_momentum) store_some(d, vv, v + i, count);
-               });
+    const std::size_t ids = 2 + static_cast<std::size_t>(args.count) + p;
+    const auto run = [&](std::int64_t from, std::int64_t to, std::size_t some) HWY_ATTR {
+      float* v = has_momentum ? call.output<float>(3 * p + 1) + to : nullptr;
+      float* master = call.output<float>(3 * p + 2);
+      step_piece(call.output<T>(3 * p) + to, master == nullptr ? nullptr : master + to,
+                 call.input<G>(2 + p) + from, some,
+                 [&](std::size_t i, std::size_t count, VF g, VF& w) HWY_ATTR {
+                   VF vv = has_momentum ? load_some(d, v + i, count) : hn::Zero(d);
+                   sgd(rates, has_momentum, nesterov, hn::Mul(g, factor), w, vv);
+                   if (has_momentum) store_some(d, vv, v + i, count);
+                 });
+    };
+    for_runs<kRows>(call, ids, p, first, n, run);
   });
 }
 
-template <class T>
+template <bool kRows, class T>
 void adamw_step(const KernelCall& call) {
-  call.as<OptimiserArgs>().f32_grads != 0 ? adamw_all<T, float>(call) : adamw_all<T, T>(call);
+  call.as<OptimiserArgs>().f32_grads != 0 ? adamw_all<kRows, T, float>(call)
+                                          : adamw_all<kRows, T, T>(call);
 }
-template <class T>
+template <bool kRows, class T>
 void sgd_step(const KernelCall& call) {
-  call.as<OptimiserArgs>().f32_grads != 0 ? sgd_all<T, float>(call) : sgd_all<T, T>(call);
+  call.as<OptimiserArgs>().f32_grads != 0 ? sgd_all<kRows, T, float>(call)
+                                          : sgd_all<kRows, T, T>(call);
 }
 
 // A sum for each piece, then the sum of those in order.
@@ -179,8 +211,10 @@ void advance_by_one(const KernelCall& call) { ++*call.output<std::int32_t>(0); }
 template <class T>
 void add_kernels(KernelRegistry& registry) {
   const std::string type = name_of(kDType<T>);
-  registry.add(Backend::kCpu, "optimiser_adamw_" + type, adamw_step<T>);
-  registry.add(Backend::kCpu, "optimiser_sgd_" + type, sgd_step<T>);
+  registry.add(Backend::kCpu, "optimiser_adamw_" + type, adamw_step<false, T>);
+  registry.add(Backend::kCpu, "optimiser_sgd_" + type, sgd_step<false, T>);
+  registry.add(Backend::kCpu, "optimiser_adamw_rows_" + type, adamw_step<true, T>);
+  registry.add(Backend::kCpu, "optimiser_sgd_rows_" + type, sgd_step<true, T>);
   registry.add(Backend::kCpu, "optimiser_squares_" + type, squares<T>, squares_workspace);
 }
 

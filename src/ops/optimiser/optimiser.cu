@@ -1,9 +1,10 @@
 // CUDA kernels of optimiser (formulas: mlxtape/ops/optimiser.h). A block has one piece of one parameter, found
 // by bisection among the pieces of all; addresses travel as kernel arguments. 16 bytes of the 16-bit side,
-// or of f32, a thread and turn. Bound by memory.
+// or of f32, a thread and turn. By rows, the pieces are the gradient's. Bound by memory.
 #include <algorithm>
 #include <string>
 
+#include "backends/cuda/device/index.cuh"
 #include "backends/cuda/device/launch.cuh"
 #include "backends/cuda/device/rows.cuh"
 #include "backends/cuda/device/vectors.cuh"
@@ -33,6 +34,7 @@ struct Addresses {
   float* m[kOptimiserMost];
   float* v[kOptimiserMost];
   float* master[kOptimiserMost];
+  const std::int32_t* ids[kOptimiserMostRows];
 };
 static_assert(sizeof(Addresses) + sizeof(OptimiserArgs) < 4000);
 
@@ -93,20 +95,35 @@ __device__ __forceinline__ bool is_whole(const void* p) {
   return reinterpret_cast<std::uintptr_t>(p) % 16 == 0;
 }
 
-// Calls step(first, whole, count) for the turns of this thread.
-template <class Step>
-__device__ __forceinline__ void for_turns(std::int64_t first, std::int64_t size, bool aligned,
-                                          const Step& step) {
-  const std::int64_t end = min(size, first + kOptimiserPiece);
-  for (std::int64_t i = first + std::int64_t{threadIdx.x} * kEach; i < end; i += kThreads * kEach) {
+// Calls step(of the gradient, of the parameter, whole, count) for the turns of this thread: where they are.
+template <bool kRows, class Step>
+__device__ __forceinline__ void for_turns(const OptimiserArgs& args, const Addresses& all,
+                                          const Piece& piece, bool aligned, const Step& step) {
+  const int p = piece.parameter;
+  const std::int64_t end = min(args.sizes[p], piece.first + kOptimiserPiece);
+  const std::int64_t start = piece.first + std::int64_t{threadIdx.x} * kEach;
+  for (std::int64_t i = start; i < end; i += kThreads * kEach) {
     const int count = static_cast<int>(min(std::int64_t{kEach}, end - i));
-    step(i, aligned && count == kEach, count);
+    if constexpr (!kRows) {
+      step(i, i, aligned && count == kEach, count);
+    } else {
+      // Four elements of one row at once, or one by one where a row may end among them.
+      const std::int64_t width = args.widths[p];
+      const bool whole = aligned && width % kEach == 0;
+      const int each = whole ? kEach : 1;
+      for (int k = 0; k < count; k += each) {
+        std::int64_t column;
+        const std::int64_t row = cuda::divide(i + k, width, column);
+        const std::int64_t id = all.ids[p][row];
+        if (id >= 0 && id < args.rows[p]) step(i + k, id * width + column, whole, each);
+      }
+    }
   }
 }
 
-template <class T, class G>
+template <bool kRows, class T, class G>
 __global__ void __launch_bounds__(kThreads)
-    adamw_kernel(OptimiserArgs args, Addresses all, const float* lr_at, const std::int32_t* t_at,
+    adamw_kernel(__grid_constant__ const OptimiserArgs args, __grid_constant__ const Addresses all, const float* lr_at, const std::int32_t* t_at,
                  const float* scale_at) {
   cuda::wait_turn();
   const Piece piece(all);
@@ -132,9 +149,9 @@ __global__ void __launch_bounds__(kThreads)
   float* master = all.master[p];
   const bool aligned =
       is_whole(w) && is_whole(grad) && is_whole(m) && is_whole(v) && is_whole(master);
-  for_turns(piece.first, args.sizes[p], aligned, [&](std::int64_t i, bool whole, int count) {
+  for_turns<kRows>(args, all, piece, aligned, [&](std::int64_t from, std::int64_t i, bool whole, int count) {
     float vw[kEach], vg[kEach], vm[kEach], vv[kEach];
-    load_some(grad + i, whole, count, vg);
+    load_some(grad + from, whole, count, vg);
     load_some(m + i, whole, count, vm);
     load_some(v + i, whole, count, vv);
     master != nullptr ? load_some(master + i, whole, count, vw)
@@ -148,9 +165,9 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-template <class T, class G>
+template <bool kRows, class T, class G>
 __global__ void __launch_bounds__(kThreads)
-    sgd_kernel(OptimiserArgs args, Addresses all, const float* lr_at, const float* scale_at) {
+    sgd_kernel(__grid_constant__ const OptimiserArgs args, __grid_constant__ const Addresses all, const float* lr_at, const float* scale_at) {
   cuda::wait_turn();
   const Piece piece(all);
   const int p = piece.parameter;
@@ -162,9 +179,9 @@ __global__ void __launch_bounds__(kThreads)
   float* v = all.v[p];
   float* master = all.master[p];
   const bool aligned = is_whole(w) && is_whole(grad) && is_whole(v) && is_whole(master);
-  for_turns(piece.first, args.sizes[p], aligned, [&](std::int64_t i, bool whole, int count) {
+  for_turns<kRows>(args, all, piece, aligned, [&](std::int64_t from, std::int64_t i, bool whole, int count) {
     float vw[kEach], vg[kEach], vv[kEach] = {};
-    load_some(grad + i, whole, count, vg);
+    load_some(grad + from, whole, count, vg);
     if (has_momentum) load_some(v + i, whole, count, vv);
     master != nullptr ? load_some(master + i, whole, count, vw)
                       : load_some(w + i, whole, count, vw);
@@ -180,19 +197,20 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    squares_kernel(OptimiserArgs args, Addresses all, float* sums) {
+    squares_kernel(__grid_constant__ const OptimiserArgs args, __grid_constant__ const Addresses all,
+                   float* sums) {
   cuda::wait_turn();
   __shared__ float room[kThreads / cuda::kWarp];
   const Piece piece(all);
   const T* grad = static_cast<const T*>(all.grad[piece.parameter]);
   float sum = 0;
-  for_turns(piece.first, args.sizes[piece.parameter], is_whole(grad),
-            [&](std::int64_t i, bool whole, int count) {
-              float g[kEach];
-              load_some(grad + i, whole, count, g);
+  for_turns<false>(args, all, piece, is_whole(grad),
+                   [&](std::int64_t i, std::int64_t, bool whole, int count) {
+                     float g[kEach];
+                     load_some(grad + i, whole, count, g);
 #pragma unroll
-              for (int k = 0; k < kEach; ++k) sum = fmaf(g[k], g[k], sum);
-            });
+                     for (int k = 0; k < kEach; ++k) sum = fmaf(g[k], g[k], sum);
+                   });
   sum = cuda::RowThreads<kThreads>::sum(sum, room);
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
@@ -228,8 +246,10 @@ __global__ void advance_kernel(std::int32_t* t) {
 
 cudaStream_t stream_of(const KernelCall& call) { return static_cast<cudaStream_t>(call.queue); }
 
-// first: number of the first gradient among the inputs. each: outputs of a parameter; w first, master last.
-Addresses addresses(const KernelCall& call, std::size_t first, std::size_t each) {
+// first: number of the first gradient among the inputs. each: outputs of a parameter; w first, master last. by_rows: ids come
+// behind the gradients.
+Addresses addresses(const KernelCall& call, std::size_t first, std::size_t each,
+                    bool by_rows = false) {
   const auto& args = call.as<OptimiserArgs>();
   Addresses all{};
   all.count = static_cast<std::int32_t>(args.count);
@@ -241,6 +261,9 @@ Addresses addresses(const KernelCall& call, std::size_t first, std::size_t each)
     }
     all.ends[p] = static_cast<std::int32_t>(pieces);
     all.grad[p] = call.in[first + p];
+    if (by_rows) {
+      all.ids[p] = call.input<std::int32_t>(first + static_cast<std::size_t>(args.count) + p);
+    }
     if (each == 0) continue;
     all.w[p] = call.out[each * p];
     all.v[p] = call.output<float>(each * p + each - 2);
@@ -252,28 +275,28 @@ Addresses addresses(const KernelCall& call, std::size_t first, std::size_t each)
 
 std::int64_t pieces_of(const Addresses& all) { return all.ends[all.count - 1]; }
 
-template <class T>
+template <bool kRows, class T>
 void adamw_step(const KernelCall& call) {
   const auto& args = call.as<OptimiserArgs>();
-  const Addresses all = addresses(call, 3, 4);
+  const Addresses all = addresses(call, 3, 4, kRows);
   if (pieces_of(all) == 0) return;
   const auto run = [&](auto kernel) {
     cuda::launch(kernel, pieces_of(all), kThreads, 0, 1, stream_of(call), args, all,
                  call.input<float>(0), call.input<std::int32_t>(1), call.input<float>(2));
   };
-  args.f32_grads != 0 ? run(adamw_kernel<T, float>) : run(adamw_kernel<T, T>);
+  args.f32_grads != 0 ? run(adamw_kernel<kRows, T, float>) : run(adamw_kernel<kRows, T, T>);
 }
 
-template <class T>
+template <bool kRows, class T>
 void sgd_step(const KernelCall& call) {
   const auto& args = call.as<OptimiserArgs>();
-  const Addresses all = addresses(call, 2, 3);
+  const Addresses all = addresses(call, 2, 3, kRows);
   if (pieces_of(all) == 0) return;
   const auto run = [&](auto kernel) {
     cuda::launch(kernel, pieces_of(all), kThreads, 0, 1, stream_of(call), args, all,
                  call.input<float>(0), call.input<float>(1));
   };
-  args.f32_grads != 0 ? run(sgd_kernel<T, float>) : run(sgd_kernel<T, T>);
+  args.f32_grads != 0 ? run(sgd_kernel<kRows, T, float>) : run(sgd_kernel<kRows, T, T>);
 }
 
 template <class T>
@@ -307,8 +330,10 @@ void advance_by_one(const KernelCall& call) {
 template <class T>
 void add_kernels(KernelRegistry& registry) {
   const std::string type = name_of(kDType<T>);
-  registry.add(Backend::kCuda, "optimiser_adamw_" + type, adamw_step<T>);
-  registry.add(Backend::kCuda, "optimiser_sgd_" + type, sgd_step<T>);
+  registry.add(Backend::kCuda, "optimiser_adamw_" + type, adamw_step<false, T>);
+  registry.add(Backend::kCuda, "optimiser_sgd_" + type, sgd_step<false, T>);
+  registry.add(Backend::kCuda, "optimiser_adamw_rows_" + type, adamw_step<true, T>);
+  registry.add(Backend::kCuda, "optimiser_sgd_rows_" + type, sgd_step<true, T>);
   registry.add(Backend::kCuda, "optimiser_squares_" + type, squares<T>, squares_workspace);
 }
 

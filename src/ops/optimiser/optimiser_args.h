@@ -3,6 +3,8 @@
 //
 // Tensors of adamw: in  lr, t, scale, then grad of each; out w, m, v, master of each.
 //         of sgd:   in  lr, scale, then grad of each;    out w, v, master of each.
+//         by rows (adamw_rows, sgd_rows): up to kOptimiserMostRows parameters; in also ids of each, at the end. sizes are
+//         those of the gradients, which the pieces are of.
 //         of squares: in each gradient; out one sum.  norm: in sums; out norm, scale.
 #pragma once
 
@@ -11,6 +13,7 @@
 namespace mlxtape::ops {
 
 constexpr int kOptimiserMost = 64;
+constexpr int kOptimiserMostRows = 8;
 constexpr std::int64_t kOptimiserPiece = 16384;
 
 struct OptimiserArgs {
@@ -22,6 +25,8 @@ struct OptimiserArgs {
   float log_beta1, log_beta2;
   std::int32_t bias_correction;  // nesterov of sgd
   std::int32_t has_momentum;
+  std::int64_t rows[kOptimiserMostRows];    // by rows: of w
+  std::int64_t widths[kOptimiserMostRows];  // elements of a row
 };
 
 struct NormArgs {

@@ -184,6 +184,120 @@ TEST_P(Optimiser, NormIsThatOfAllGradients) {
   EXPECT_TRUE(std::isnan(download(bad.norm)[0]));
 }
 
+// By rows, a row that is named makes the step that it would make alone, and no other row moves.
+class OptimiserRows : public Optimiser {
+ protected:
+  static constexpr std::int64_t kTable = 40;
+  struct Param {
+    std::int64_t width;
+    Values w, m, v, g;  // g [ids, width]
+    Values ids;
+  };
+  static Param random_param(Noise& noise, std::int64_t width, DType dtype, DType grads) {
+    Param p{width, random_values(noise, kTable * width, dtype),
+            random_values(noise, kTable * width, DType::kF32),
+            random_values(noise, kTable * width, DType::kF32), {}, {}};
+    for (double& x : p.v) x = std::abs(x);
+    for (std::int64_t id = 0; id < kTable; ++id) {
+      if (noise.below(3) == 0) p.ids.push_back(static_cast<double>(id));
+    }
+    p.ids.insert(p.ids.end(), {-1, -1, kTable});  // not used; and one outside
+    p.g = random_values(noise, static_cast<std::int64_t>(p.ids.size()) * width, grads);
+    return p;
+  }
+  static Values rows_of(const Values& all, const Param& p) {
+    Values rows;
+    const auto width = static_cast<std::size_t>(p.width);
+    for (const double id : p.ids) {
+      const auto at = static_cast<std::size_t>(id < 0 || id >= kTable ? 0 : id) * width;
+      rows.insert(rows.end(), all.begin() + static_cast<std::ptrdiff_t>(at),
+                  all.begin() + static_cast<std::ptrdiff_t>(at + width));
+    }
+    return rows;
+  }
+  // after [kTable, width] is before, but for the rows that moved has.
+  void expect_moved(const Tensor& after, const Values& before, const Tensor& moved,
+                    const Param& p) {
+    Values want = before;
+    const Values rows = download(moved);
+    const auto width = static_cast<std::size_t>(p.width);
+    for (std::size_t u = 0; u < p.ids.size(); ++u) {
+      if (p.ids[u] < 0 || p.ids[u] >= kTable) continue;
+      std::copy_n(rows.begin() + static_cast<std::ptrdiff_t>(u * width), width,
+                  want.begin() + static_cast<std::ptrdiff_t>(p.ids[u]) * p.width);
+    }
+    EXPECT_EQ(download(after), want);
+  }
+  static constexpr std::int64_t kWidths[] = {1, 3, 4, 16, 33, 2048, 5, 8, 12, 64, 7};
+
+  void check(DType dtype, DType grads, bool master, std::int64_t offset) {
+    Noise noise(static_cast<std::uint64_t>(offset) + 3);
+    std::vector<Param> params;
+    std::vector<AdamWSlot> adamw, adamw_alone;
+    std::vector<SgdSlot> sgd, sgd_alone;
+    for (const std::int64_t width : kWidths) {
+      params.push_back(random_param(noise, width, dtype, grads));
+      const Param& p = params.back();
+      const auto n = static_cast<std::int64_t>(p.ids.size());
+      const Shape table{kTable, width}, few{n, width};
+      const Tensor g = upload(p.g, few, grads, offset), ids = upload(p.ids, {n}, DType::kI32);
+      const auto whole = [&](const Values& v, DType t) { return upload(v, table, t, offset); };
+      const auto part = [&](const Values& v, DType t) { return upload(rows_of(v, p), few, t); };
+      const auto f32 = DType::kF32;
+      adamw.push_back({whole(p.w, dtype), g, whole(p.m, f32), whole(p.v, f32),
+                       master ? whole(p.w, f32) : Tensor(), ids});
+      adamw_alone.push_back({part(p.w, dtype), g, part(p.m, f32), part(p.v, f32),
+                             master ? part(p.w, f32) : Tensor()});
+      sgd.push_back({whole(p.w, dtype), g, whole(p.v, f32), master ? whole(p.w, f32) : Tensor(), ids});
+      sgd_alone.push_back({part(p.w, dtype), g, part(p.v, f32), master ? part(p.w, f32) : Tensor()});
+    }
+    const ops::StepNumbers numbers{number(0.1), count(3), number(0.5)};
+    const AdamWOptions o{.bias_correction = true};
+    ops::adamw_step(encoder(), adamw, numbers, o);
+    ops::adamw_step(encoder(), adamw_alone, numbers, o);
+    const SgdOptions momentum{.momentum = 0.9F, .weight_decay = 0.1F, .nesterov = true};
+    ops::sgd_step(encoder(), sgd, numbers, momentum);
+    ops::sgd_step(encoder(), sgd_alone, numbers, momentum);
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      const Param& p = params[i];
+      expect_moved(adamw[i].w, p.w, adamw_alone[i].w, p);
+      expect_moved(adamw[i].m, p.m, adamw_alone[i].m, p);
+      expect_moved(adamw[i].v, p.v, adamw_alone[i].v, p);
+      expect_moved(sgd[i].w, p.w, sgd_alone[i].w, p);
+      expect_moved(sgd[i].v, p.v, sgd_alone[i].v, p);
+      if (!master) continue;
+      expect_moved(adamw[i].master, p.w, adamw_alone[i].master, p);
+      expect_moved(sgd[i].master, p.w, sgd_alone[i].master, p);
+    }
+  }
+};
+
+TEST_P(OptimiserRows, MovesTheNamedRowsAlone) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const bool master : {false, true}) {
+      check(dtype, dtype, master, 0);
+      check(dtype, DType::kF32, master, 1);
+    }
+  }
+}
+
+TEST_P(OptimiserRows, MixesWithDenseOnesAndMayBeEmpty) {
+  const auto f32 = DType::kF32;
+  const Tensor w = upload({1, 2, 3, 4}, {2, 2}, f32), u = upload({5, 6}, {2}, f32);
+  const Tensor none = upload({7}, {1, 1}, f32);
+  const SgdSlot by_rows{w, upload({1, 1, 9, 9}, {2, 2}, f32), {}, {}, upload({1, -1}, {2}, DType::kI32)};
+  const SgdSlot dense{u, upload({1, 2}, {2}, f32)};
+  const SgdSlot empty{none, encoder().empty({0, 1}, f32), {}, {}, encoder().empty({0}, DType::kI32)};
+  ops::sgd_step(encoder(), {by_rows, empty, dense}, {number(1), {}});
+  EXPECT_EQ(download(w), (Values{1, 2, 2, 3}));
+  EXPECT_EQ(download(u), (Values{4, 4}));
+  EXPECT_EQ(download(none), Values{7});
+  // √(3² + 4² + 12²), with rows that are zero past the last
+  const auto norm = ops::grad_norm(
+      encoder(), {upload({3, 4, 0, 0}, {2, 2}, f32), upload({12}, {1}, f32)}, 1);
+  EXPECT_EQ(download(norm.norm), Values{13});
+}
+
 TEST_P(Optimiser, SameBitsOnEveryRun) {
   Noise noise(2);
   const Values w = random_values(noise, 70001, DType::kF32),
@@ -229,6 +343,9 @@ TEST(OptimiserCheck, SaysWhatIsWrong) {
   const auto far = Tensor::meta({4}, DType::kF32, Backend::kMetal);
   const auto far_one = Tensor::meta({1}, DType::kF32, Backend::kMetal);
   const auto wide = Tensor::meta({5});
+  const auto far_ids = Tensor::meta({2}, DType::kI32, Backend::kMetal);
+  const auto wide_w = Tensor::meta({0, std::int64_t{1} << 40});
+  const auto long_ids = Tensor::meta({std::int64_t{1} << 30}, DType::kI32);
   const auto strided = Tensor::meta({4, 2}).transpose({1, 0});
   const auto adamw = [&](const AdamWSlot& s, const ops::StepNumbers& n, AdamWOptions o = {}) {
     return ops::adamw_step_check({{f32, f32, f32, f32}, s}, n, o);
@@ -261,6 +378,14 @@ TEST(OptimiserCheck, SaysWhatIsWrong) {
       {"sgd v", sgd({f32, f32, f16}, {.momentum = 0.5F}), Errc::kDType, "v of parameter 0"},
       {"sgd w", sgd({step, step}, {}), Errc::kDType, "w of parameter 0"},
       {"sgd lr", ops::sgd_step_check({{f32, f32}}, {f32, {}}, {}), Errc::kShape, "lr must be"},
+      {"ids", adamw({f32, f32, f32, f32, {}, far_ids.reshape({2, 1})}, numbers), Errc::kShape,
+       "ids of parameter 1 must be [n] and it [V, …], got [2, 1]"},
+      {"ids type", adamw({f32, f32, f32, f32, {}, one}, numbers), Errc::kDType, "ids of parameter 1"},
+      {"ids far", adamw({f32, f32, f32, f32, {}, far_ids}, numbers), Errc::kDevice,
+       "ids of parameter 1 must be where it is, cpu, got metal"},
+      {"rows", adamw({f32, f32, f32, f32, {}, step}, numbers), Errc::kShape, "[1], got [4]"},
+      {"rows size", adamw({wide_w, wide_w, wide_w, wide_w, {}, long_ids}, numbers), Errc::kShape,
+       "must fit in 63 bits"},
       {"no grads", ops::grad_norm_check({}), Errc::kArgument, "got none"},
       {"grads type", ops::grad_norm_check({step}), Errc::kDType, "got i32"},
       {"grads strided", ops::grad_norm_check({strided}), Errc::kShape, "contiguous"},
@@ -271,6 +396,7 @@ TEST(OptimiserCheck, SaysWhatIsWrong) {
 }
 
 MT_ON_EVERY_BACKEND(Optimiser);
+MT_ON_EVERY_BACKEND(OptimiserRows);
 
 }  // namespace
 
@@ -294,6 +420,28 @@ std::vector<BenchCase> optimiser_bench_cases() {
            };
          }});
   };
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {  // a step of an embedding after 8192 tokens
+    const std::int64_t rows = 65536, width = 1024, n = 8192;
+    const auto bytes = static_cast<std::int64_t>(size_of(dtype));
+    cases.push_back({"adamw rows", "fwd", "65536x1024x8192", dtype, n * width * (2 * bytes + 8),
+                     n * width * (bytes + 8), 4, 3, [=](CommandEncoder& encoder) {
+                       std::vector<std::int32_t> ids;
+                       for (std::int64_t i = 0; i < n; ++i) {
+                         ids.push_back(static_cast<std::int32_t>(8 * i));
+                       }
+                       AdamWSlot s{random_tensor(encoder, {rows, width}, dtype, 1),
+                                   random_tensor(encoder, {n, width}, dtype, 2),
+                                   encoder.zeros({rows, width}, DType::kF32),
+                                   encoder.zeros({rows, width}, DType::kF32)};
+                       s.ids = encoder.empty({n}, DType::kI32);
+                       encoder.upload(ids.data(), s.ids.bytes(), s.ids);
+                       const Tensor lr = encoder.full({1}, DType::kF32, 1e-6);
+                       const Tensor t = encoder.full({1}, DType::kI32, 1);
+                       return [=, &encoder] {
+                         ops::adamw_step(encoder, {s}, {lr, t});
+                       };
+                     }});
+  }
   add("adamw", 1 << 24, DType::kF32, false);
   add("adamw", 1 << 16, DType::kF32, false);
   add("adamw master", 1 << 24, DType::kBF16, true);

@@ -1,0 +1,41 @@
+// Read by sum_rows.cpp and the sum_rows kernels.
+// sum_rows_places_i32: in indices; out places [n] i32: in [0, rows), or kSumRowsNowhere, which is sorted last.
+// sum_rows_keys_i32:   in places, order (what sorts them); out keys [n]: places in order, and if ids are asked for
+//                      slots [n]: how many different keys are before each; ids [slots]: those keys, then -1.
+// sum_rows_fwd_<terms>: in terms, keys, order, and slots and ids or neither; out y. Chunks of kSumRowsChunk sorted positions add
+//                      up what they have; what reaches over an end goes to scratch memory, and is added in order.
+// sum_rows_add_<dense>: in ids, rows; out dense.
+#pragma once
+
+#include <cstdint>
+
+namespace mlxtape::ops {
+
+constexpr std::int64_t kSumRowsChunk = 32;
+constexpr std::int32_t kSumRowsNowhere = INT32_MAX;
+
+struct SumRowsPlacesArgs {
+  std::int64_t count, rows;
+  std::int64_t index_type;  // a DType
+};
+
+struct SumRowsKeysArgs {
+  std::int64_t count, slots;  // slots 0: keys alone
+};
+
+struct SumRowsArgs {
+  std::int64_t outer, count, width;  // terms [outer, count, width]
+  std::int64_t rows;                 // y [outer, rows, width]
+  std::int32_t by_slot;              // rows of y are slots, and those without an id are zero; else keys
+  std::int32_t adds;                 // to what y has
+  std::int64_t f32_sums;             // y is f32, else as terms
+};
+static_assert(sizeof(SumRowsArgs) == 48, "host and device must agree");
+
+struct SumRowsAddArgs {
+  std::int64_t count, width;  // rows [count, width]
+  std::int64_t rows;          // dense [rows, width]; ids outside are skipped
+  std::int64_t from;          // DType of rows
+};
+
+}  // namespace mlxtape::ops

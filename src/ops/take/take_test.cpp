@@ -1,0 +1,378 @@
+#include "mlxtape/ops/take.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "support/op_test.h"
+
+namespace mlxtape::test {
+namespace {
+
+using Values = std::vector<double>;
+using Axis = std::optional<std::int64_t>;
+
+constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
+
+std::int64_t count_of(const Shape& s) { return *element_count(s); }
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+// Where in x [outer, length, width] each element of y comes from, or -1: the formula of take.h.
+std::vector<std::int64_t> sources(std::int64_t outer, std::int64_t length, std::int64_t width,
+                                  const Values& indices) {
+  std::vector<std::int64_t> from;
+  for (std::int64_t o = 0; o < outer; ++o) {
+    for (const double index : indices) {
+      const auto p = static_cast<std::int64_t>(index < 0 ? index + static_cast<double>(length) : index);
+      for (std::int64_t i = 0; i < width; ++i) {
+        from.push_back(p >= 0 && p < length ? (o * length + p) * width + i : -1);
+      }
+    }
+  }
+  return from;
+}
+
+Values taken(const std::vector<std::int64_t>& from, const Values& x) {
+  Values y;
+  for (const std::int64_t i : from) y.push_back(i < 0 ? 0 : x[at(i)]);
+  return y;
+}
+
+Refs returned(const std::vector<std::int64_t>& from, const Values& dy, std::int64_t size) {
+  Refs dx(at(size), Ref{0, 0});
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    if (from[i] < 0) continue;
+    dx[at(from[i])].value += dy[i];
+    dx[at(from[i])].scale += std::abs(dy[i]);
+  }
+  return dx;
+}
+
+Values values_of(const Refs& refs) {
+  Values v;
+  for (const Ref& r : refs) v.push_back(r.value);
+  return v;
+}
+
+TEST(TakeOracle, GradientMatchesCentralDifference) {
+  Noise noise(1);
+  const auto from = sources(2, 5, 3, {0, 4, 4, -1, 2, 9});
+  const Values x = random_values(noise, 30, DType::kF64), dy = random_values(noise, 36, DType::kF64);
+  const auto loss = [&](const Arrays& in) {
+    const Values y = taken(from, in[0]);
+    return std::inner_product(y.begin(), y.end(), dy.begin(), 0.0);
+  };
+  expect_gradient(loss, {x}, {values_of(returned(from, dy, 30))});
+}
+
+class Take : public OnDevice {
+ protected:
+  // Some from each end, some twice, some outside.
+  static Values random_indices(Noise& noise, std::int64_t n, std::int64_t length, DType type) {
+    Values v;
+    for (std::int64_t i = 0; i < n; ++i) {
+      std::int64_t index = length == 0 ? 7 : noise.below(length);
+      if (is_signed(type) && noise.below(3) == 0) index -= length;
+      if (noise.below(20) == 0) index = 100 + length;
+      if (is_signed(type) && noise.below(20) == 0) index = -length - 1;
+      v.push_back(static_cast<double>(index));
+    }
+    return v;
+  }
+
+  struct How {
+    DType index_type = DType::kI32;
+    bool strided = false;
+    std::int64_t offset = 0;
+  };
+  void check(const Shape& shape, const Shape& index_shape, Axis axis, DType dtype, How how) {
+    Noise noise(static_cast<std::uint64_t>(count_of(shape) + count_of(index_shape)));
+    std::int64_t outer = 1, length = count_of(shape), width = 1;
+    Shape y_shape = index_shape;
+    if (axis) {
+      const std::int64_t a = *normal_axis(*axis, shape.rank());
+      length = shape[a];
+      y_shape = Shape(shape.begin(), shape.begin() + a);
+      for (const std::int64_t n : index_shape) y_shape.push_back(n);
+      for (std::int64_t i = a + 1; i < shape.rank(); ++i) y_shape.push_back(shape[i]);
+      for (std::int64_t i = 0; i < shape.rank(); ++i) {
+        if (i != a) (i < a ? outer : width) *= shape[i];
+      }
+    }
+    const Values v = random_indices(noise, count_of(index_shape), length, how.index_type);
+    const Values x = random_values(noise, count_of(shape), dtype);
+    const Values dy = random_values(noise, count_of(y_shape), dtype);
+    const auto put = [&](const Values& values, const Shape& s, DType type) {
+      return how.strided && s.rank() > 0 ? upload_strided(values, s, type)
+                                         : upload(values, s, type, how.offset);
+    };
+    Tape tape(encoder());
+    const Tensor in = tape.watch(put(x, shape, dtype));
+    const Tensor y = ops::take(tape, in, put(v, index_shape, how.index_type), axis);
+    const std::string where = to_string(shape) + to_string(index_shape) + " " + name_of(dtype);
+    ASSERT_EQ(y.shape(), y_shape) << where;
+    const auto from = sources(outer, length, width, v);
+    EXPECT_EQ(download(y), taken(from, x)) << where;
+    tape.backward(y, put(dy, y_shape, dtype));
+    expect_close("dx " + where, download(tape.grad(in)), returned(from, dy, count_of(shape)), dtype,
+                 count_of(index_shape));
+  }
+};
+
+TEST_P(Take, MatchesOracleForEveryShape) {
+  for (const DType dtype : kTypes) {
+    for (const std::int64_t width : {1, 2, 7, 31, 32, 33, 63, 64, 65, 257}) {
+      check({11, width}, {40}, 0, dtype, {});
+      check({3, 5, width}, {2, 9}, 1, dtype, {DType::kU32, false, 1});
+    }
+    for (const std::int64_t length : {1, 2, 31, 300}) {
+      check({length}, {17}, 0, dtype, {});
+      check({4, length}, {70}, -1, dtype, {DType::kI64, true});
+    }
+    check({5, 6, 7}, {}, 1, dtype, {});
+    check({5, 6, 7}, {31}, std::nullopt, dtype, {});
+    check({5, 6}, {2, 3, 4}, std::nullopt, dtype, {DType::kU8, true});
+    check({7, 3, 1, 5}, {2, 2}, 0, dtype, {DType::kI16, true, 0});
+  }
+}
+
+TEST_P(Take, EveryIndexAndElementType) {
+  for (const DType type : {DType::kU8, DType::kU16, DType::kU32, DType::kU64, DType::kI8,
+                           DType::kI16, DType::kI32, DType::kI64}) {
+    check({90, 5}, {50}, 0, DType::kF32, {type});
+  }
+  for (const DType type : {DType::kBool, DType::kI8, DType::kU16, DType::kI32, DType::kI64,
+                           DType::kF64}) {
+    const Tensor x = upload({0, 1, 1, 0, 1, 0}, {3, 2}, type);
+    const Tensor index = upload({-1, 0, 3}, {3}, DType::kI32);
+    EXPECT_EQ(download(ops::take(encoder(), x, index, 0)), (Values{1, 0, 0, 1, 0, 0}));
+  }
+}
+
+TEST_P(Take, EmptyExtents) {
+  for (const DType dtype : kTypes) {
+    check({0, 4}, {3}, 0, dtype, {});
+    check({4, 0}, {3}, 0, dtype, {});
+    check({4, 3}, {0}, 0, dtype, {});
+    check({0, 4, 3}, {2}, 1, dtype, {});
+  }
+}
+
+// Rows past a mebibyte are cut, results past 4 MiB go past the cache; one row that all name.
+TEST_P(Take, LargeRowsAndManyOfThem) {
+  check({3, 300001}, {4}, 0, DType::kF32, {});
+  check({50, 515}, {3000}, 0, DType::kF32, {});
+  check({50, 515}, {3000}, 0, DType::kBF16, {DType::kI32, false, 3});
+  check({1, 70}, {5000}, 0, DType::kF32, {});
+  check({2, 3, 1}, {9000}, 1, DType::kBF16, {});
+}
+
+TEST_P(Take, StridedRowsAreReadInPlace) {
+  const Tensor x = upload({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, {4, 3}, DType::kF32);
+  const Tensor part = x.slice(0, 1, 4, 2);  // rows 1 and 3
+  const Tensor index = upload({1, 0, 1}, {3}, DType::kI32);
+  EXPECT_EQ(download(ops::take(encoder(), part, index, 0)),
+            (Values{9, 10, 11, 3, 4, 5, 9, 10, 11}));
+  EXPECT_EQ(download(ops::take(encoder(), part, index, 1)), (Values{4, 3, 4, 10, 9, 10}));
+  EXPECT_EQ(download(ops::take(encoder(), x.transpose({1, 0}), index, 0)),
+            (Values{1, 4, 7, 10, 0, 3, 6, 9, 1, 4, 7, 10}));
+  EXPECT_EQ(download(ops::take(encoder(), x.transpose({1, 0}), index)), (Values{3, 0, 3}));
+  EXPECT_EQ(download(ops::take(encoder(), x.slice(1, 0, 2), index, 0)),
+            (Values{3, 4, 0, 1, 3, 4}));
+}
+
+TEST_P(Take, NanAndInfinityStayWhereTheyAre) {
+  const double inf = INFINITY, nan = std::nan("");
+  for (const DType dtype : kTypes) {
+    const Tensor dy = upload({nan, inf, 2, 3, 4, 5, inf, inf}, {4, 2}, dtype);
+    const Values dx = download(ops::take_backward(
+        encoder(), dy, upload({1, 0, 3, 77}, {4}, DType::kU32), {4, 2}, 0));
+    EXPECT_TRUE(std::isnan(dx[2]));
+    EXPECT_EQ(dx[3], inf);
+    EXPECT_EQ((Values{dx[0], dx[1], dx[4], dx[5], dx[6], dx[7]}), (Values{2, 3, 0, 0, 4, 5}));
+  }
+}
+
+TEST_P(Take, SameBitsOnEveryRun) {
+  Noise noise(5);
+  for (const DType dtype : kTypes) {
+    const Tensor dy = upload(random_values(noise, 2000 * 33, dtype), {2000, 33}, dtype);
+    const Tensor index = upload(random_indices(noise, 2000, 40, DType::kI32), {2000}, DType::kI32);
+    expect_repeatable(encoder(), [&] {
+      return std::vector<Tensor>{ops::take_backward(encoder(), dy, index, {40, 33}, 0),
+                                 ops::take(encoder(), dy, index, 0)};
+    });
+  }
+}
+
+// ---- gather ----
+
+class TakeGather : public Take {};
+
+// The formula of take.h, one element at a time.
+std::vector<std::int64_t> gather_sources(const Shape& x, const std::vector<Values>& indices,
+                                         const std::vector<std::int64_t>& axes,
+                                         const Shape& slice) {
+  std::vector<std::int64_t> from;
+  const Strides strides = contiguous_strides(x);
+  for (std::size_t j = 0; j < indices[0].size(); ++j) {
+    std::int64_t base = 0;
+    bool inside = true;
+    for (std::size_t k = 0; k < axes.size(); ++k) {
+      auto p = static_cast<std::int64_t>(indices[k][j]);
+      if (p < 0) p += x[axes[k]];
+      inside &= p >= 0 && p < x[axes[k]];
+      base += p * strides[axes[k]];
+    }
+    for (std::int64_t s = 0; s < count_of(slice); ++s) {
+      std::int64_t rest = s, place = base;
+      for (std::int64_t a = x.rank() - 1; a >= 0; --a) {
+        place += rest % slice[a] * strides[a];
+        rest /= slice[a];
+      }
+      from.push_back(inside ? place : -1);
+    }
+  }
+  return from;
+}
+
+TEST_P(TakeGather, MatchesOracleForEveryChoiceOfAxes) {
+  struct Case {
+    Shape x;
+    std::vector<std::int64_t> axes;
+    Shape slice;
+  };
+  for (const Case& c :
+       {Case{{5, 6, 7}, {0}, {1, 6, 7}}, Case{{5, 6, 7}, {0, 1}, {1, 1, 7}},
+        Case{{5, 6, 7}, {2, 0}, {1, 6, 1}}, Case{{5, 6, 7}, {1}, {2, 1, 3}},
+        Case{{5, 6, 7}, {0, 1, 2}, {1, 1, 1}}, Case{{5, 6, 7}, {2}, {5, 0, 1}},
+        Case{{4, 33}, {0}, {1, 20}}}) {
+    for (const DType dtype : kTypes) {
+      Noise noise(3);
+      std::vector<Values> indices;
+      std::vector<Tensor> tensors;
+      for (std::size_t k = 0; k < c.axes.size(); ++k) {
+        const DType type = k == 0 ? DType::kI32 : DType::kI64;
+        indices.push_back(random_indices(noise, 60, c.x[c.axes[k]], type));
+        tensors.push_back(upload(indices.back(), {4, 15}, type));
+      }
+      Shape y_shape{4, 15};
+      for (const std::int64_t n : c.slice) y_shape.push_back(n);
+      const Values x = random_values(noise, count_of(c.x), dtype);
+      const Values dy = random_values(noise, count_of(y_shape), dtype);
+      Tape tape(encoder());
+      const Tensor in = tape.watch(upload(x, c.x, dtype));
+      const Tensor y = ops::gather(tape, in, tensors, c.axes, c.slice);
+      ASSERT_EQ(y.shape(), y_shape);
+      const auto from = gather_sources(c.x, indices, c.axes, c.slice);
+      EXPECT_EQ(download(y), taken(from, x));
+      EXPECT_EQ(download(ops::gather(encoder(), in, tensors, c.axes, c.slice)), taken(from, x));
+      tape.backward(y, upload(dy, y_shape, dtype));
+      expect_close("dx", download(tape.grad(in)), returned(from, dy, count_of(c.x)), dtype, 60);
+    }
+  }
+}
+
+TEST_P(TakeGather, LeadingAxesWithBroadcastIndices) {
+  Tape tape(encoder());
+  const Tensor x = tape.watch(
+      upload({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, {2, 3, 2}, DType::kF32));
+  const Tensor rows = upload({0, 1}, {2, 1}, DType::kI32), cols = upload({2, -3}, {2}, DType::kI32);
+  const Tensor y = ops::gather(tape, x, {rows, cols});
+  EXPECT_EQ(y.shape(), (Shape{2, 2, 2}));
+  EXPECT_EQ(download(y), (Values{4, 5, 0, 1, 10, 11, 6, 7}));
+  EXPECT_EQ(download(ops::gather(encoder(), x, {rows, cols})), download(y));
+  tape.backward(y, upload({1, 2, 3, 4, 5, 6, 7, 8}, {2, 2, 2}, DType::kF32));
+  EXPECT_EQ(download(tape.grad(x)), (Values{3, 4, 0, 0, 1, 2, 7, 8, 0, 0, 5, 6}));
+}
+
+TEST(TakeCheck, SaysWhatIsWrong) {
+  const auto x = Tensor::meta({4, 5}), i = Tensor::meta({3}, DType::kI32);
+  const auto far = Tensor::meta({3}, DType::kI32, Backend::kMetal);
+  const auto many = Tensor::meta({1, 1, 1, 1, 1, 1, 1, 1}, DType::kI32);
+  const auto huge = Tensor::meta({std::int64_t{1} << 62}, DType::kI32);
+  const auto back = [&](const Tensor& dy, const Tensor& indices, const Shape& shape, Axis axis) {
+    return ops::take_backward_check(dy, indices, shape, axis);
+  };
+  const auto dy = Tensor::meta({3, 5});
+  using List = std::vector<Tensor>;
+  const auto gather = [&](const List& indices, const std::vector<std::int64_t>& axes,
+                          const Shape& slice) {
+    return ops::gather_check(x, indices, axes, slice);
+  };
+  const auto odd = Tensor::meta({2}, DType::kI32);
+  const auto half = Tensor::meta({std::int64_t{1} << 61}, DType::kI32);
+  expect_refused({
+      {"axis", ops::take_check(x, i, 2), Errc::kArgument, "axis must be in [-2, 2), got 2"},
+      {"type", ops::take_check(x, x, 0), Errc::kDType, "integers, got f32"},
+      {"rank", ops::take_check(x, many, 0), Errc::kShape, "at most 8 axes"},
+      {"size", ops::take_check(x, huge, 0), Errc::kShape, "63 bits"},
+      {"device", ops::take_check(x, far, 0), Errc::kDevice, "got metal"},
+      {"x_shape", back(dy, i, {-1, 5}, 0), Errc::kShape, "x_shape must be a shape"},
+      {"back axis", back(dy, i, {4, 5}, 3), Errc::kArgument, "got 3"},
+      {"dy", back(x, i, {4, 5}, 0), Errc::kShape, "[3, 5], got [4, 5]"},
+      {"dy type", back(Tensor::meta({3, 5}, DType::kI32), i, {4, 5}, 0), Errc::kDType, "got i32"},
+      {"no index", gather({}, {}, {4, 5}), Errc::kArgument, "1 or more indices, got 0 and 0"},
+      {"axes", gather({i}, {0, 1}, {1, 1}), Errc::kArgument, "got 1 and 2 axes"},
+      {"slice rank", gather({i}, {0}, {1}), Errc::kShape, "each axis of x [4, 5], got [1]"},
+      {"gather axis", gather({i}, {2}, {1, 5}), Errc::kArgument, "each once, got 2"},
+      {"axis twice", gather({i, i}, {0, -2}, {1, 5}), Errc::kArgument, "each once, got -2"},
+      {"slice", gather({i}, {0}, {2, 5}), Errc::kShape, "1 along an indexed axis"},
+      {"gather type", gather({x}, {0}, {1, 5}), Errc::kDType, "integers, got f32"},
+      {"gather device", gather({far}, {0}, {1, 5}), Errc::kDevice, "where x is"},
+      {"broadcast", gather({i, odd}, {0, 1}, {1, 1}), Errc::kShape, "[2] after [3]"},
+      {"wide slice", gather({i}, {0}, {1, 6}), Errc::kShape, "must lie in x [4, 5], got [1, 6]"},
+      {"negative slice", gather({i}, {0}, {1, -1}), Errc::kShape, "must lie in x"},
+      {"gather rank", gather({many}, {0}, {1, 5}), Errc::kShape, "at most 8 axes"},
+      {"gather size", gather({half}, {0}, {1, 5}), Errc::kShape, "63 bits"},
+  });
+}
+
+MT_ON_EVERY_BACKEND(Take);
+MT_ON_EVERY_BACKEND(TakeGather);
+
+Tensor random_ids(CommandEncoder& encoder, std::int64_t n, std::int64_t length) {
+  Noise noise(7);
+  std::vector<std::int32_t> ids;
+  for (std::int64_t i = 0; i < n; ++i) ids.push_back(static_cast<std::int32_t>(noise.below(length)));
+  const Tensor t = encoder.empty({n}, DType::kI32);
+  encoder.upload(ids.data(), t.bytes(), t);
+  return t;
+}
+
+}  // namespace
+
+std::vector<BenchCase> take_bench_cases() {
+  struct Size {
+    std::int64_t rows, width, n;
+  };
+  std::vector<BenchCase> cases;
+  for (const Size& s : {Size{32768, 2048, 8192}, Size{100000, 64, 100000}, Size{1 << 20, 1, 1 << 20}}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      const auto size = static_cast<std::int64_t>(size_of(dtype));
+      const std::string name =
+          std::to_string(s.rows) + "x" + std::to_string(s.width) + "x" + std::to_string(s.n);
+      const std::int64_t bytes = s.n * s.width * size;
+      const std::int64_t lines = std::min(std::max(bytes, 64 * s.n), s.rows * s.width * size);
+      cases.push_back({"", "fwd", name, dtype, lines + 4 * s.n, bytes, 2, 1,
+                       [=](CommandEncoder& encoder) {
+                         const Tensor x = random_tensor(encoder, {s.rows, s.width}, dtype, 1);
+                         const Tensor ids = random_ids(encoder, s.n, s.rows);
+                         return [=, &encoder] {
+                           static_cast<void>(ops::take(encoder, x, ids, 0));
+                         };
+                       }});
+      cases.push_back({"", "bwd", name, dtype, bytes + 4 * s.n, s.rows * s.width * size, 2, 1,
+                       [=](CommandEncoder& encoder) {
+                         const Tensor dy = random_tensor(encoder, {s.n, s.width}, dtype, 1);
+                         const Tensor ids = random_ids(encoder, s.n, s.rows);
+                         return [=, &encoder] {
+                           static_cast<void>(
+                               ops::take_backward(encoder, dy, ids, {s.rows, s.width}, 0));
+                         };
+                       }});
+    }
+  }
+  return cases;
+}
+
+}  // namespace mlxtape::test
