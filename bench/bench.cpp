@@ -1,10 +1,8 @@
 #include "bench.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <ctime>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <ostream>
@@ -12,7 +10,7 @@
 
 #include "allocations.h"
 #include "floor.h"
-#include "mlxtape/base/files.h"
+#include "measure.h"
 #include "mlxtape/core/threads.h"
 #include "mlxtape/ops/softmax.h"
 #include "peers.h"
@@ -22,48 +20,10 @@ namespace mlxtape::bench {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 using test::BenchCase;
 
 constexpr int kRounds = 4;  // each contender's time is cut into this many turns
-
-double microseconds(Clock::duration d) {
-  return std::chrono::duration<double, std::micro>(d).count();
-}
-
-// Appends samples of one call's time until `seconds` are spent, at least three. Short calls are
-// timed in groups, so that reading the clock costs nothing.
-void sample(const std::function<void()>& call, double seconds, std::vector<double>& samples) {
-  const auto start = Clock::now();
-  call();
-  const double once = std::max(0.01, microseconds(Clock::now() - start));
-  const int group = std::clamp(static_cast<int>(50 / once), 1, 10000);
-  const auto end = start + std::chrono::duration<double>(seconds);
-  for (int taken = 0; taken < 3 || Clock::now() < end; ++taken) {
-    const auto from = Clock::now();
-    for (int i = 0; i < group; ++i) call();
-    samples.push_back(microseconds(Clock::now() - from) / group);
-  }
-}
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v.empty() ? 0 : (v[(v.size() - 1) / 2] + v[v.size() / 2]) / 2;
-}
-
-double best(const std::vector<double>& v) { return *std::min_element(v.begin(), v.end()); }
-
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  char text[16];
-  std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
-  return text;
-}
-
-void write_json(const std::string& path, const json& report) {
-  if (!path.empty()) write_whole(path, report.dump(1) + "\n", "bench");
-}
 
 std::regex compiled(const std::string& filter) {
   try {

@@ -2,6 +2,7 @@
 // beside other libraries. How and why: bench/protocol.md.
 #pragma once
 
+#include <cstdint>
 #include <iosfwd>
 #include <string>
 #include <vector>
@@ -20,7 +21,17 @@ struct BenchConfig {
   double seconds = 0.5;  // measuring time per row and contender
 };
 
+// Of the model that a whole step is measured with.
+struct StepConfig {
+  std::int64_t layers = 12, width = 768, hidden = 2400, vocab = 8192, tokens = 512;
+  DType dtype = DType::kF32;
+};
+
 // Prints a table as it goes; the JSON file is brought up to date after every row.
 void run_ops(Device& device, const BenchConfig& config, std::ostream& out);
+
+// A training step as a whole: its time, the host's share of it, memory.
+void run_step(Device& device, const BenchConfig& config, const StepConfig& model,
+              std::ostream& out);
 
 }  // namespace mlxtape::bench

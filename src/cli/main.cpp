@@ -97,26 +97,46 @@ int run(int argc, char** argv) {
   bench::BenchConfig config;
   config.commit = MLXTAPE_COMMIT;
   for (int i = 0; i < argc; ++i) config.command += (i == 0 ? "" : " ") + std::string(argv[i]);
+  CLI::App* bench_step = bench_command->add_subcommand(
+      "step", "a whole training step: time, the host's share of it, memory");
+  bench::StepConfig step;
+  bench_step->add_option("--layers", step.layers, "of the model")->capture_default_str();
+  bench_step->add_option("--width", step.width, "of the stream through its layers")
+      ->capture_default_str();
+  bench_step->add_option("--hidden", step.hidden, "width inside each layer")->capture_default_str();
+  bench_step->add_option("--vocab", step.vocab, "tokens it knows")->capture_default_str();
+  bench_step->add_option("--tokens", step.tokens, "tokens of a step")->capture_default_str();
+  for (CLI::Option* size : bench_step->get_options()) {
+    if (size->get_name() != "--help") size->check(CLI::Range(1, 1 << 20));
+  }
+  std::string step_type = "f32";
+  bench_step->add_option("--dtype", step_type, "of the parameters: f32, or bf16 with f32 masters")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"f32", "bf16"}));
   bench_ops->add_option("--filter", config.filter,
                         "only rows matching this expression, e.g. 'softmax bwd .* bf16'");
-  bench_ops->add_option("--json", config.json_path, "also write the rows to this file");
+  for (CLI::App* each : {bench_ops, bench_step}) {
+    each->add_option("--json", config.json_path, "also write the rows to this file");
+  }
   bench_ops->add_option("--peers", config.peers_script,
                         "measure other libraries too: bench/peers/cpu_peers.py or cuda_peers.py");
   bench_ops->add_option("--python", config.python, "the Python that has them")
       ->capture_default_str();
-  bench_ops->add_option("--seconds", config.seconds, "time for each row and contender")
-      ->capture_default_str()
-      ->check([](const std::string& text) {
-        const double seconds = std::atof(text.c_str());
-        return seconds >= 0.001 && seconds <= 60 ? "" : "must be from 0.001 to 60, got " + text;
-      });
   std::string device = "cpu";
-  bench_ops->add_option("--device", device, "what to measure: cpu or cuda")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"cpu", "cuda"}));
   bool one_by_one = false;
-  bench_ops->add_flag("--no-overlap", one_by_one,
-                      "cuda: start each kernel after the one before has ended");
+  for (CLI::App* each : {bench_ops, bench_step}) {
+    each->add_option("--seconds", config.seconds, "time for each row and contender")
+        ->capture_default_str()
+        ->check([](const std::string& text) {
+          const double seconds = std::atof(text.c_str());
+          return seconds >= 0.001 && seconds <= 60 ? "" : "must be from 0.001 to 60, got " + text;
+        });
+    each->add_option("--device", device, "what to measure: cpu or cuda")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"cpu", "cuda"}));
+    each->add_flag("--no-overlap", one_by_one,
+                   "cuda: start each kernel after the one before has ended");
+  }
   CLI::App* selftest_command = app.add_subcommand(
       "selftest", "check every kernel on this machine against its formula in double precision");
   std::string test_filter = "*";
@@ -143,7 +163,7 @@ int run(int argc, char** argv) {
   if (app.get_subcommands().empty()) return called_wrongly("a command is needed");
 #ifdef MLXTAPE_HAS_CASES
   if (*bench_command && bench_command->get_subcommands().empty()) {
-    return called_wrongly("bench: what to measure is needed: ops");
+    return called_wrongly("bench: what to measure is needed: ops or step");
   }
 #endif
 
@@ -153,10 +173,12 @@ int run(int argc, char** argv) {
   if (*info_command) info();
   if (*kernels_command) list_kernels();
 #ifdef MLXTAPE_HAS_CASES
-  if (*bench_ops) {
+  if (*bench_ops || *bench_step) {
     Device& measured = Device::find(device == "cuda" ? Backend::kCuda : Backend::kCpu);
     measured.set_overlap(!one_by_one);
-    bench::run_ops(measured, config, std::cout);
+    step.dtype = step_type == "f32" ? DType::kF32 : DType::kBF16;
+    if (*bench_ops) bench::run_ops(measured, config, std::cout);
+    if (*bench_step) bench::run_step(measured, config, step, std::cout);
   }
   if (*selftest_command) return selftest(test_filter);
 #endif

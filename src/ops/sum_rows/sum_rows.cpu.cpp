@@ -63,7 +63,8 @@ struct Sums {
   const std::int32_t* keys;    // [count]
   const std::uint32_t* order;  // [count]
   const std::int32_t* slots;   // [count] or null
-  float* partials;             // [outer, chunks, 2, width]: of a row that came from the chunk before, of one that goes on
+  float*
+      partials;  // [outer, chunks, 2, width]: of a row that came from the chunk before, of one that goes on
   std::int64_t chunks() const { return ceil_div(a.count, kSumRowsChunk); }
   float* partial(std::int64_t o, std::int64_t chunk, int which) const {
     return partials + ((o * chunks() + chunk) * 2 + which) * a.width;
@@ -136,9 +137,8 @@ void sum_crossing(const Sums<T>& s, std::int64_t o, std::int64_t chunk, std::int
     const float* more = s.partial(o, at / kSumRowsChunk, 0) + lo;
     for_row(
         d, static_cast<std::size_t>(n),
-        [&](std::size_t i) HWY_ATTR {
-          store(d, hn::Add(load(d, sum + i), load(d, more + i)), sum + i);
-        },
+        [&](std::size_t i)
+            HWY_ATTR { store(d, hn::Add(load(d, sum + i), load(d, more + i)), sum + i); },
         [&](std::size_t i, std::size_t some) HWY_ATTR {
           store_n(d, hn::Add(load_n(d, sum + i, some), load_n(d, more + i, some)), sum + i, some);
         });
@@ -164,9 +164,10 @@ void sum_all(const KernelCall& call) {
   const std::int64_t each = std::max<std::int64_t>(1, cpu::kTaskBytes / chunk_bytes);
   const std::int64_t groups = ceil_div(s.chunks(), each);
   // What y gets, not what it is: a dense y is mostly zeros that were there before.
-  const bool streams = a.adds == 0 && cols >= 256 &&
-                       std::min(a.count, a.rows) * a.outer * a.width *
-                               static_cast<std::int64_t>(sizeof(Out)) >= cpu::kStreamBytes;
+  const bool streams =
+      a.adds == 0 && cols >= 256 &&
+      std::min(a.count, a.rows) * a.outer * a.width * static_cast<std::int64_t>(sizeof(Out)) >=
+          cpu::kStreamBytes;
   const auto for_chunks = [&](std::int64_t task, const auto& body) HWY_ATTR {
     const std::int64_t lo = task % tiles * cols, n = std::min(cols, a.width - lo);
     const std::int64_t group = task / tiles % groups, o = task / tiles / groups;
@@ -185,9 +186,8 @@ void sum_all(const KernelCall& call) {
     if (streams) hwy::FlushStream();
   });
   parallel_for(a.outer * groups * tiles, [&](std::int64_t task) {
-    for_chunks(task, [&](std::int64_t o, std::int64_t c, std::int64_t lo, std::int64_t n) HWY_ATTR {
-      sum_crossing(s, o, c, lo, n, y);
-    });
+    for_chunks(task, [&](std::int64_t o, std::int64_t c, std::int64_t lo, std::int64_t n)
+                         HWY_ATTR { sum_crossing(s, o, c, lo, n, y); });
   });
 }
 

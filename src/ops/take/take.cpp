@@ -240,8 +240,9 @@ Gathered gather_with_places(CommandEncoder& encoder, const Tensor& x,
   require(gather_check(x, indices, axes, slice_sizes));
   const GatherPlan p = plan_of(x.shape(), shapes_of(indices), axes, slice_sizes);
   const Tensor places = places_of(encoder, x.shape(), indices, p);
-  const Tensor rows = encoder.contiguous(permuted(sliced(x, indices.size(), p, slice_sizes), p.order))
-                          .reshape({p.places, p.width});
+  const Tensor rows =
+      encoder.contiguous(permuted(sliced(x, indices.size(), p, slice_sizes), p.order))
+          .reshape({p.places, p.width});
   return {take(encoder, rows, places, 0).reshape(gathered_shape(p, slice_sizes)), places};
 }
 
@@ -332,7 +333,8 @@ Check gather_check(const Tensor& x, const std::vector<Tensor>& indices,
     shape = *both;
   }
   for (std::int64_t i = 0; i < x.rank(); ++i) {
-    if (slice_sizes[i] < 0 || ((seen >> static_cast<unsigned>(i) & 1U) == 0 && slice_sizes[i] > x.dim(i))) {
+    if (slice_sizes[i] < 0 ||
+        ((seen >> static_cast<unsigned>(i) & 1U) == 0 && slice_sizes[i] > x.dim(i))) {
       return wrong_gather(Errc::kShape, "a slice must lie in x " + to_string(x.shape()) + ", got " +
                                             to_string(slice_sizes));
     }
@@ -344,8 +346,8 @@ Check gather_check(const Tensor& x, const std::vector<Tensor>& indices,
   Shape y = shape;
   for (const std::int64_t n : slice_sizes) y.push_back(n);
   if (!element_count(y)) {
-    return wrong_gather(Errc::kShape, "the elements of the result must fit in 63 bits, got " +
-                                          to_string(y));
+    return wrong_gather(Errc::kShape,
+                        "the elements of the result must fit in 63 bits, got " + to_string(y));
   }
   return std::nullopt;
 }

@@ -1,0 +1,46 @@
+#include "measure.h"
+
+#include <algorithm>
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+#include "mlxtape/base/files.h"
+
+namespace mlxtape::bench {
+
+double microseconds(Clock::duration d) {
+  return std::chrono::duration<double, std::micro>(d).count();
+}
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v.empty() ? 0 : (v[(v.size() - 1) / 2] + v[v.size() / 2]) / 2;
+}
+
+double best(const std::vector<double>& v) { return *std::min_element(v.begin(), v.end()); }
+
+void sample(const std::function<void()>& call, double seconds, std::vector<double>& samples) {
+  const auto start = Clock::now();
+  call();
+  const double once = std::max(0.01, microseconds(Clock::now() - start));
+  const int group = std::clamp(static_cast<int>(50 / once), 1, 10000);
+  const auto end = start + std::chrono::duration<double>(seconds);
+  for (int taken = 0; taken < 3 || Clock::now() < end; ++taken) {
+    const auto from = Clock::now();
+    for (int i = 0; i < group; ++i) call();
+    samples.push_back(microseconds(Clock::now() - from) / group);
+  }
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  char text[16];
+  std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
+  return text;
+}
+
+void write_json(const std::string& path, const nlohmann::json& report) {
+  if (!path.empty()) write_whole(path, report.dump(1) + "\n", "bench");
+}
+
+}  // namespace mlxtape::bench
