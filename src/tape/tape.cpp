@@ -49,7 +49,8 @@ bool Tape::Impl::tracks(const Tensor& x) const {
 
 std::int32_t Tape::Impl::add_value(const Tensor& x, bool is_leaf, bool is_watched) {
   const auto number = static_cast<std::int32_t>(values.size());
-  values.push_back({x.identity(), is_leaf, is_watched, x.dtype(), x.dtype(), x.shape(), {}, {}, {}});
+  values.push_back(
+      {x.identity(), is_leaf, is_watched, x.dtype(), x.dtype(), x.shape(), {}, {}, {}});
   index.add(x.identity(), number);
   return number;
 }
@@ -548,10 +549,9 @@ bool Tape::has_grad(const Tensor& x) const {
 RowGrad Tape::row_grad(const Tensor& x) const {
   const Impl::Value& value = impl().watched(x);
   if (!value.rows) {
-    throw wrong(Errc::kArgument,
-                "a gradient by rows needs walks that gave nothing else, got " +
-                    std::string(value.kept ? "a dense one" : "none") + " for " +
-                    to_string(x.shape()) + "; ask has_row_grad, or grad");
+    throw wrong(Errc::kArgument, "a gradient by rows needs walks that gave nothing else, got " +
+                                     std::string(value.kept ? "a dense one" : "none") + " for " +
+                                     to_string(x.shape()) + "; ask has_row_grad, or grad");
   }
   return *value.rows;
 }

@@ -67,7 +67,8 @@ struct Tape::Impl {
     Shape shape;
     Gradient flow;  // dL/dvalue of the walk that is under way; a leaf's goes to kept at once
     Gradient kept;  // of all walks since clear_grads
-    std::unique_ptr<RowGrad> rows;  // a leaf's, while all of it came as rows; kept is then what was made of it
+    std::unique_ptr<RowGrad>
+        rows;  // a leaf's, while all of it came as rows; kept is then what was made of it
   };
   struct Node {
     const char* name;
@@ -114,8 +115,8 @@ struct Tape::Impl {
   void give(std::int32_t value, Tensor gradient);
   void give_rows(std::int32_t value, RowGrad&& gradient);
   void add(Gradient& to, DType type, Tensor&& gradient) const;
-  void own(Tensor& sum) const;  // to be written in place
-  void make_dense(Value& value) const;  // kept from rows
+  void own(Tensor& sum) const;                  // to be written in place
+  void make_dense(Value& value) const;          // kept from rows
   const Value& watched(const Tensor& x) const;  // throws for what is not
   void forget_nodes();
 };

@@ -29,7 +29,8 @@ class RowsOnTape : public OnDevice {
     return upload(v, {static_cast<std::int64_t>(v.size())}, DType::kI32);
   }
   // Walks back from the rows that ids name with a gradient of ones.
-  void walk(Tape& tape, const Tensor& w, const Values& v, EmbeddingGrad how = EmbeddingGrad::kRows) {
+  void walk(Tape& tape, const Tensor& w, const Values& v,
+            EmbeddingGrad how = EmbeddingGrad::kRows) {
     const Tensor y = ops::embedding(tape, w, ids(v), how);
     tape.backward(y, encoder().full(y.shape(), y.dtype(), 1));
   }
@@ -125,7 +126,8 @@ TEST_P(RowsOnTape, OfSomethingComputed) {
   Tape tape(encoder());
   const Tensor w = tape.watch(table());
   const Tensor half = tape.watch(ops::multiply(tape, w, encoder().full({1}, DType::kF32, 0.5)));
-  const Tensor a = ops::embedding(tape, half, ids({1, 1})), b = ops::embedding(tape, half, ids({5}));
+  const Tensor a = ops::embedding(tape, half, ids({1, 1})),
+               b = ops::embedding(tape, half, ids({5}));
   tape.backward(ops::add(tape, ops::sum(tape, a), ops::sum(tape, b)));
   EXPECT_FALSE(tape.has_row_grad(w));
   EXPECT_FALSE(tape.has_row_grad(half));
@@ -240,7 +242,8 @@ TEST_P(RowsOnTape, RandomUses) {
         const Tensor y = wrapped ? checkpoint(by_rows, look, {a})[0] : look(by_rows, {a})[0];
         const Tensor z = ops::embedding(dense, b, named, EmbeddingGrad::kDense);
         Values dy;
-        for (std::int64_t i = 0; i < y.size(); ++i) dy.push_back(static_cast<double>(noise.below(9)));
+        for (std::int64_t i = 0; i < y.size(); ++i)
+          dy.push_back(static_cast<double>(noise.below(9)));
         seeds_a.emplace_back(y, upload(dy, y.shape(), DType::kF32));
         seeds_b.emplace_back(z, upload(dy, z.shape(), DType::kF32));
       }
@@ -291,7 +294,8 @@ TEST_P(RowsOnTape, SaysWhatIsWrong) {
   };
   const Tensor two = ids({1, 2}), rows = encoder().zeros({2, 2}, DType::kF32);
   EXPECT_NO_THROW(give(two, rows, table()));
-  expect_error(Errc::kShape, "ids [n] i32, got [2, 1]", [&] { give(two.reshape({2, 1}), rows, table()); });
+  expect_error(Errc::kShape, "ids [n] i32, got [2, 1]",
+               [&] { give(two.reshape({2, 1}), rows, table()); });
   expect_error(Errc::kDType, "ids [n] i32, got [2] u32",
                [&] { give(encoder().zeros({2}, DType::kU32), rows, table()); });
   expect_error(Errc::kShape, "of its shape [6, 2] for [2] ids, got [2, 3]",
@@ -301,7 +305,8 @@ TEST_P(RowsOnTape, SaysWhatIsWrong) {
   expect_error(Errc::kDType, "f32, f16 or bf16, got i32",
                [&] { give(two, encoder().zeros({2, 2}, DType::kI32), table()); });
   expect_error(Errc::kDevice, "must be on", [&] { give(two, Tensor::meta({2, 2}), table()); });
-  expect_error(Errc::kArgument, "got input 0 twice", [&] { give(two, rows, table(), twice_backward); });
+  expect_error(Errc::kArgument, "got input 0 twice",
+               [&] { give(two, rows, table(), twice_backward); });
   given = {two, rows};
   expect_error(Errc::kArgument, "got one without how", [&] {
     Tape other(encoder());

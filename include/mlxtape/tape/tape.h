@@ -62,9 +62,10 @@ class Pullback {
   bool needs(std::size_t input) const;
   // dL/dinput, in the input's shape. Each wanted one must be given exactly once, in any order.
   void give(std::size_t input, Tensor gradient);
-  void give_none(std::size_t input);  // it is zero everywhere
+  void give_none(std::size_t input);                    // it is zero everywhere
   void give_rows(std::size_t input, RowGrad gradient);  // but in these rows; a leaf keeps it so
-  DType sum_type(std::size_t input) const;  // what the gradient of one that needs(input) is summed in
+  DType sum_type(
+      std::size_t input) const;  // what the gradient of one that needs(input) is summed in
 
  private:
   friend class Tape;

@@ -22,9 +22,9 @@ void rows_pullback(Pullback& pullback) {
 }
 
 void dense_pullback(Pullback& pullback) {
-  pullback.give(
-      0, embedding_backward_dense(pullback.encoder(), pullback.grad(), pullback.saved()[0],
-                                  pullback.saved().args<Kept>().weight_shape));
+  pullback.give(0,
+                embedding_backward_dense(pullback.encoder(), pullback.grad(), pullback.saved()[0],
+                                         pullback.saved().args<Kept>().weight_shape));
 }
 
 }  // namespace

@@ -46,7 +46,8 @@ Refs gradient(const Values& dy, const Values& ids, std::int64_t rows, std::int64
 TEST(EmbeddingOracle, GradientMatchesCentralDifference) {
   Noise noise(1);
   const Values ids{3, 0, 3, -1, 9};
-  const Values weight = random_values(noise, 12, DType::kF64), dy = random_values(noise, 15, DType::kF64);
+  const Values weight = random_values(noise, 12, DType::kF64),
+               dy = random_values(noise, 15, DType::kF64);
   Values want;
   for (const Ref& r : gradient(dy, ids, 4, 3)) want.push_back(r.value);
   expect_gradient(
@@ -66,7 +67,8 @@ class Embedding : public OnDevice {
     Values ids;
     for (std::int64_t i = 0; i < n; ++i) {
       const std::int64_t id = noise.below(rows + 1);  // rows itself is outside
-      ids.push_back(static_cast<double>(is_signed(id_type) && noise.below(4) == 0 ? id - rows : id));
+      ids.push_back(
+          static_cast<double>(is_signed(id_type) && noise.below(4) == 0 ? id - rows : id));
     }
     const Values weight = random_values(noise, rows * width, dtype);
     Values dy = random_values(noise, n * width, dtype);
@@ -107,7 +109,8 @@ TEST_P(Embedding, MatchesOracleForEveryShape) {
 
 TEST_P(Embedding, TablesOfAnyRank) {
   Tape tape(encoder());
-  const Tensor w = tape.watch(upload({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, {3, 2, 2}, DType::kF32));
+  const Tensor w =
+      tape.watch(upload({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, {3, 2, 2}, DType::kF32));
   const Tensor y = ops::embedding(tape, w, upload({2, 0, 2}, {3}, DType::kI32));
   EXPECT_EQ(download(y), (Values{8, 9, 10, 11, 0, 1, 2, 3, 8, 9, 10, 11}));
   tape.backward(y, upload(Values(12, 1.0), {3, 2, 2}, DType::kF32));
@@ -174,21 +177,20 @@ std::vector<BenchCase> embedding_bench_cases() {
       for (const bool rows : {true, false}) {
         if (!rows && s.rows > 100000) continue;
         const std::int64_t written = rows ? bytes : s.rows * s.width * size;
-        cases.push_back({rows ? "rows" : "dense", "bwd", name, dtype, bytes, written, 1, 1,
-                         [=](CommandEncoder& encoder) {
-                           const Tensor dy = random_tensor(encoder, {s.n, s.width}, dtype, 1);
-                           const Tensor ids = ids_of(encoder);
-                           const Shape shape{s.rows, s.width};
-                           return [=, &encoder] {
-                             if (rows) {
-                               static_cast<void>(
-                                   ops::embedding_backward(encoder, dy, ids, shape, dtype));
-                             } else {
-                               static_cast<void>(
-                                   ops::embedding_backward_dense(encoder, dy, ids, shape));
-                             }
-                           };
-                         }});
+        cases.push_back(
+            {rows ? "rows" : "dense", "bwd", name, dtype, bytes, written, 1, 1,
+             [=](CommandEncoder& encoder) {
+               const Tensor dy = random_tensor(encoder, {s.n, s.width}, dtype, 1);
+               const Tensor ids = ids_of(encoder);
+               const Shape shape{s.rows, s.width};
+               return [=, &encoder] {
+                 if (rows) {
+                   static_cast<void>(ops::embedding_backward(encoder, dy, ids, shape, dtype));
+                 } else {
+                   static_cast<void>(ops::embedding_backward_dense(encoder, dy, ids, shape));
+                 }
+               };
+             }});
       }
     }
   }

@@ -65,14 +65,14 @@ Check check_rows(const Tensor& ids, const Tensor& grad, const Tensor& w, DType g
   }
   if (const Check check = check_state("ids", ids, ids, DType::kI32, slot)) return check;
   if (ids.backend() != w.backend()) {
-    return wrong(Errc::kDevice, "ids" + of(slot) + " must be where it is, " +
-                                    name_of(w.backend()) + ", got " + name_of(ids.backend()));
+    return wrong(Errc::kDevice, "ids" + of(slot) + " must be where it is, " + name_of(w.backend()) +
+                                    ", got " + name_of(ids.backend()));
   }
   Shape shape = w.shape();
   shape[0] = ids.dim(0);
   if (!element_count(shape)) {
-    return wrong(Errc::kShape, "the rows" + of(slot) + " must fit in 63 bits, got " +
-                                   to_string(shape));
+    return wrong(Errc::kShape,
+                 "the rows" + of(slot) + " must fit in 63 bits, got " + to_string(shape));
   }
   return check_state("grad", grad, Tensor::meta(shape, grad_type, w.backend()), grad_type, slot);
 }
@@ -170,7 +170,8 @@ Check adamw_step_check(const std::vector<AdamWSlot>& slots, const StepNumbers& n
   if (const Check check = check_rate("beta2", options.beta2)) return check;
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const AdamWSlot& s = slots[i];
-    if (const Check check = check_parameter(s.w, s.grad, s.master, s.ids, slots[0].w.backend(), i)) {
+    if (const Check check =
+            check_parameter(s.w, s.grad, s.master, s.ids, slots[0].w.backend(), i)) {
       return check;
     }
     if (const Check check = check_state("m", s.m, s.w, DType::kF32, i)) return check;
@@ -188,7 +189,8 @@ Check sgd_step_check(const std::vector<SgdSlot>& slots, const StepNumbers& numbe
   }
   for (std::size_t i = 0; i < slots.size(); ++i) {
     const SgdSlot& s = slots[i];
-    if (const Check check = check_parameter(s.w, s.grad, s.master, s.ids, slots[0].w.backend(), i)) {
+    if (const Check check =
+            check_parameter(s.w, s.grad, s.master, s.ids, slots[0].w.backend(), i)) {
       return check;
     }
     if (options.momentum == 0) continue;

@@ -123,8 +123,8 @@ __device__ __forceinline__ void for_turns(const OptimiserArgs& args, const Addre
 
 template <bool kRows, class T, class G>
 __global__ void __launch_bounds__(kThreads)
-    adamw_kernel(__grid_constant__ const OptimiserArgs args, __grid_constant__ const Addresses all, const float* lr_at, const std::int32_t* t_at,
-                 const float* scale_at) {
+    adamw_kernel(__grid_constant__ const OptimiserArgs args, __grid_constant__ const Addresses all,
+                 const float* lr_at, const std::int32_t* t_at, const float* scale_at) {
   cuda::wait_turn();
   const Piece piece(all);
   const int p = piece.parameter;
@@ -149,25 +149,28 @@ __global__ void __launch_bounds__(kThreads)
   float* master = all.master[p];
   const bool aligned =
       is_whole(w) && is_whole(grad) && is_whole(m) && is_whole(v) && is_whole(master);
-  for_turns<kRows>(args, all, piece, aligned, [&](std::int64_t from, std::int64_t i, bool whole, int count) {
-    float vw[kEach], vg[kEach], vm[kEach], vv[kEach];
-    load_some(grad + from, whole, count, vg);
-    load_some(m + i, whole, count, vm);
-    load_some(v + i, whole, count, vv);
-    master != nullptr ? load_some(master + i, whole, count, vw)
-                      : load_some(w + i, whole, count, vw);
+  for_turns<kRows>(args, all, piece, aligned,
+                   [&](std::int64_t from, std::int64_t i, bool whole, int count) {
+                     float vw[kEach], vg[kEach], vm[kEach], vv[kEach];
+                     load_some(grad + from, whole, count, vg);
+                     load_some(m + i, whole, count, vm);
+                     load_some(v + i, whole, count, vv);
+                     master != nullptr ? load_some(master + i, whole, count, vw)
+                                       : load_some(w + i, whole, count, vw);
 #pragma unroll
-    for (int k = 0; k < kEach; ++k) adamw(rates, vg[k] * factor, vw[k], vm[k], vv[k]);
-    store_some(m + i, whole, count, vm);
-    store_some(v + i, whole, count, vv);
-    if (master != nullptr) store_some(master + i, whole, count, vw);
-    store_some(w + i, whole, count, vw);
-  });
+                     for (int k = 0; k < kEach; ++k)
+                       adamw(rates, vg[k] * factor, vw[k], vm[k], vv[k]);
+                     store_some(m + i, whole, count, vm);
+                     store_some(v + i, whole, count, vv);
+                     if (master != nullptr) store_some(master + i, whole, count, vw);
+                     store_some(w + i, whole, count, vw);
+                   });
 }
 
 template <bool kRows, class T, class G>
 __global__ void __launch_bounds__(kThreads)
-    sgd_kernel(__grid_constant__ const OptimiserArgs args, __grid_constant__ const Addresses all, const float* lr_at, const float* scale_at) {
+    sgd_kernel(__grid_constant__ const OptimiserArgs args, __grid_constant__ const Addresses all,
+               const float* lr_at, const float* scale_at) {
   cuda::wait_turn();
   const Piece piece(all);
   const int p = piece.parameter;
@@ -179,26 +182,27 @@ __global__ void __launch_bounds__(kThreads)
   float* v = all.v[p];
   float* master = all.master[p];
   const bool aligned = is_whole(w) && is_whole(grad) && is_whole(v) && is_whole(master);
-  for_turns<kRows>(args, all, piece, aligned, [&](std::int64_t from, std::int64_t i, bool whole, int count) {
-    float vw[kEach], vg[kEach], vv[kEach] = {};
-    load_some(grad + from, whole, count, vg);
-    if (has_momentum) load_some(v + i, whole, count, vv);
-    master != nullptr ? load_some(master + i, whole, count, vw)
-                      : load_some(w + i, whole, count, vw);
+  for_turns<kRows>(args, all, piece, aligned,
+                   [&](std::int64_t from, std::int64_t i, bool whole, int count) {
+                     float vw[kEach], vg[kEach], vv[kEach] = {};
+                     load_some(grad + from, whole, count, vg);
+                     if (has_momentum) load_some(v + i, whole, count, vv);
+                     master != nullptr ? load_some(master + i, whole, count, vw)
+                                       : load_some(w + i, whole, count, vw);
 #pragma unroll
-    for (int k = 0; k < kEach; ++k) {
-      sgd(rates, has_momentum, nesterov, vg[k] * factor, vw[k], vv[k]);
-    }
-    if (has_momentum) store_some(v + i, whole, count, vv);
-    if (master != nullptr) store_some(master + i, whole, count, vw);
-    store_some(w + i, whole, count, vw);
-  });
+                     for (int k = 0; k < kEach; ++k) {
+                       sgd(rates, has_momentum, nesterov, vg[k] * factor, vw[k], vv[k]);
+                     }
+                     if (has_momentum) store_some(v + i, whole, count, vv);
+                     if (master != nullptr) store_some(master + i, whole, count, vw);
+                     store_some(w + i, whole, count, vw);
+                   });
 }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    squares_kernel(__grid_constant__ const OptimiserArgs args, __grid_constant__ const Addresses all,
-                   float* sums) {
+    squares_kernel(__grid_constant__ const OptimiserArgs args,
+                   __grid_constant__ const Addresses all, float* sums) {
   cuda::wait_turn();
   __shared__ float room[kThreads / cuda::kWarp];
   const Piece piece(all);

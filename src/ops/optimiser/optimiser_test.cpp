@@ -194,9 +194,12 @@ class OptimiserRows : public Optimiser {
     Values ids;
   };
   static Param random_param(Noise& noise, std::int64_t width, DType dtype, DType grads) {
-    Param p{width, random_values(noise, kTable * width, dtype),
+    Param p{width,
+            random_values(noise, kTable * width, dtype),
             random_values(noise, kTable * width, DType::kF32),
-            random_values(noise, kTable * width, DType::kF32), {}, {}};
+            random_values(noise, kTable * width, DType::kF32),
+            {},
+            {}};
     for (double& x : p.v) x = std::abs(x);
     for (std::int64_t id = 0; id < kTable; ++id) {
       if (noise.below(3) == 0) p.ids.push_back(static_cast<double>(id));
@@ -241,15 +244,21 @@ class OptimiserRows : public Optimiser {
       const auto n = static_cast<std::int64_t>(p.ids.size());
       const Shape table{kTable, width}, few{n, width};
       const Tensor g = upload(p.g, few, grads, offset), ids = upload(p.ids, {n}, DType::kI32);
-      const auto whole = [&](const Values& v, DType t) { return upload(v, table, t, offset); };
-      const auto part = [&](const Values& v, DType t) { return upload(rows_of(v, p), few, t); };
+      const auto whole = [&](const Values& v, DType t) {
+        return upload(v, table, t, offset);
+      };
+      const auto part = [&](const Values& v, DType t) {
+        return upload(rows_of(v, p), few, t);
+      };
       const auto f32 = DType::kF32;
       adamw.push_back({whole(p.w, dtype), g, whole(p.m, f32), whole(p.v, f32),
                        master ? whole(p.w, f32) : Tensor(), ids});
       adamw_alone.push_back({part(p.w, dtype), g, part(p.m, f32), part(p.v, f32),
                              master ? part(p.w, f32) : Tensor()});
-      sgd.push_back({whole(p.w, dtype), g, whole(p.v, f32), master ? whole(p.w, f32) : Tensor(), ids});
-      sgd_alone.push_back({part(p.w, dtype), g, part(p.v, f32), master ? part(p.w, f32) : Tensor()});
+      sgd.push_back(
+          {whole(p.w, dtype), g, whole(p.v, f32), master ? whole(p.w, f32) : Tensor(), ids});
+      sgd_alone.push_back(
+          {part(p.w, dtype), g, part(p.v, f32), master ? part(p.w, f32) : Tensor()});
     }
     const ops::StepNumbers numbers{number(0.1), count(3), number(0.5)};
     const AdamWOptions o{.bias_correction = true};
@@ -285,16 +294,18 @@ TEST_P(OptimiserRows, MixesWithDenseOnesAndMayBeEmpty) {
   const auto f32 = DType::kF32;
   const Tensor w = upload({1, 2, 3, 4}, {2, 2}, f32), u = upload({5, 6}, {2}, f32);
   const Tensor none = upload({7}, {1, 1}, f32);
-  const SgdSlot by_rows{w, upload({1, 1, 9, 9}, {2, 2}, f32), {}, {}, upload({1, -1}, {2}, DType::kI32)};
+  const SgdSlot by_rows{
+      w, upload({1, 1, 9, 9}, {2, 2}, f32), {}, {}, upload({1, -1}, {2}, DType::kI32)};
   const SgdSlot dense{u, upload({1, 2}, {2}, f32)};
-  const SgdSlot empty{none, encoder().empty({0, 1}, f32), {}, {}, encoder().empty({0}, DType::kI32)};
+  const SgdSlot empty{
+      none, encoder().empty({0, 1}, f32), {}, {}, encoder().empty({0}, DType::kI32)};
   ops::sgd_step(encoder(), {by_rows, empty, dense}, {number(1), {}});
   EXPECT_EQ(download(w), (Values{1, 2, 2, 3}));
   EXPECT_EQ(download(u), (Values{4, 4}));
   EXPECT_EQ(download(none), Values{7});
   // √(3² + 4² + 12²), with rows that are zero past the last
-  const auto norm = ops::grad_norm(
-      encoder(), {upload({3, 4, 0, 0}, {2, 2}, f32), upload({12}, {1}, f32)}, 1);
+  const auto norm =
+      ops::grad_norm(encoder(), {upload({3, 4, 0, 0}, {2, 2}, f32), upload({12}, {1}, f32)}, 1);
   EXPECT_EQ(download(norm.norm), Values{13});
 }
 
@@ -380,7 +391,8 @@ TEST(OptimiserCheck, SaysWhatIsWrong) {
       {"sgd lr", ops::sgd_step_check({{f32, f32}}, {f32, {}}, {}), Errc::kShape, "lr must be"},
       {"ids", adamw({f32, f32, f32, f32, {}, far_ids.reshape({2, 1})}, numbers), Errc::kShape,
        "ids of parameter 1 must be [n] and it [V, …], got [2, 1]"},
-      {"ids type", adamw({f32, f32, f32, f32, {}, one}, numbers), Errc::kDType, "ids of parameter 1"},
+      {"ids type", adamw({f32, f32, f32, f32, {}, one}, numbers), Errc::kDType,
+       "ids of parameter 1"},
       {"ids far", adamw({f32, f32, f32, f32, {}, far_ids}, numbers), Errc::kDevice,
        "ids of parameter 1 must be where it is, cpu, got metal"},
       {"rows", adamw({f32, f32, f32, f32, {}, step}, numbers), Errc::kShape, "[1], got [4]"},
@@ -420,7 +432,8 @@ std::vector<BenchCase> optimiser_bench_cases() {
            };
          }});
   };
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {  // a step of an embedding after 8192 tokens
+  for (const DType dtype :
+       {DType::kF32, DType::kBF16}) {  // a step of an embedding after 8192 tokens
     const std::int64_t rows = 65536, width = 1024, n = 8192;
     const auto bytes = static_cast<std::int64_t>(size_of(dtype));
     cases.push_back({"adamw rows", "fwd", "65536x1024x8192", dtype, n * width * (2 * bytes + 8),

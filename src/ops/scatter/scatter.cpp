@@ -81,7 +81,8 @@ Check check(const char* op, const Tensor& x, const Tensor& indices, const Tensor
                      to_string(values.shape()));
   }
   for (std::int64_t i = 0; axis && i < rank; ++i) {
-    if (i != *normal_axis(*axis, rank) && x.dim(i) != (*both)[i] && x.dim(i) != 1 && (*both)[i] != 1) {
+    if (i != *normal_axis(*axis, rank) && x.dim(i) != (*both)[i] && x.dim(i) != 1 &&
+        (*both)[i] != 1) {
       return wrong(op, Errc::kShape,
                    "indices and values must broadcast against x " + to_string(x.shape()) +
                        " on every axis but " + std::to_string(*axis) + ", got " + to_string(*both));
@@ -89,9 +90,9 @@ Check check(const char* op, const Tensor& x, const Tensor& indices, const Tensor
   }
   const Shapes s = shapes_of(x.shape(), indices.shape(), values.shape(), axis);
   if (!element_count(s.x) || !element_count(s.values)) {
-    return wrong(op, Errc::kShape,
-                 "elements must fit in 63 bits, got " + to_string(s.x) + " and " +
-                     to_string(s.values));
+    return wrong(
+        op, Errc::kShape,
+        "elements must fit in 63 bits, got " + to_string(s.x) + " and " + to_string(s.values));
   }
   return std::nullopt;
 }
@@ -108,8 +109,7 @@ Tensor put(CommandEncoder& encoder, const Tensor& x, const Tensor& indices, cons
   Tensor y = encoder.empty(x.shape(), x.dtype());
   encoder.copy(x, y);
   if (y.size() == 0 || values.size() == 0) return y;
-  ScatterArgs args{1, values.dim(axis), 1, x.dim(axis),
-                   static_cast<std::int64_t>(indices.dtype())};
+  ScatterArgs args{1, values.dim(axis), 1, x.dim(axis), static_cast<std::int64_t>(indices.dtype())};
   for (std::int64_t i = 0; i < x.rank(); ++i) {
     if (i != axis) (i < axis ? args.outer : args.width) *= x.dim(i);
   }
@@ -217,8 +217,8 @@ void put_pullback(Pullback& pullback) {
 void add_pullback(Pullback& pullback) {
   const auto axis = pullback.saved().args<std::int64_t>();
   if (pullback.needs(1)) {
-    pullback.give(
-        1, take_along_axis(pullback.encoder(), pullback.grad(), pullback.saved()[0], axis));
+    pullback.give(1,
+                  take_along_axis(pullback.encoder(), pullback.grad(), pullback.saved()[0], axis));
   }
   if (pullback.needs(0)) pullback.give(0, pullback.take_grad());
 }

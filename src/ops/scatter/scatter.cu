@@ -30,8 +30,7 @@ __device__ __forceinline__ std::int64_t target_of(const ScatterArgs& a, const vo
   std::int64_t i;
   const std::int64_t row = cuda::divide(e, a.width, i);
   const std::int64_t o = cuda::divide(row, a.count, j);
-  const std::uint64_t p =
-      cuda::place_of(indices, static_cast<DType>(a.index_type), e, a.length);
+  const std::uint64_t p = cuda::place_of(indices, static_cast<DType>(a.index_type), e, a.length);
   if (p >= static_cast<std::uint64_t>(a.length)) return -1;
   return (o * a.length + static_cast<std::int64_t>(p)) * a.width + i;
 }
@@ -47,8 +46,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) put(ScatterArgs a, std::int64_t size, const void* indices,
-                                                const T* values, const unsigned* last, T* y) {
+__global__ void __launch_bounds__(kThreads)
+    put(ScatterArgs a, std::int64_t size, const void* indices, const T* values,
+        const unsigned* last, T* y) {
   cuda::wait_turn();
   const std::int64_t e = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (e >= size) return;

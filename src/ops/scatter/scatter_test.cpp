@@ -69,7 +69,8 @@ double dot(const Values& a, const Values& b) {
 
 TEST(ScatterOracle, GradientMatchesCentralDifference) {
   Noise noise(1);
-  const Values x = random_values(noise, 20, DType::kF64), dy = random_values(noise, 20, DType::kF64);
+  const Values x = random_values(noise, 20, DType::kF64),
+               dy = random_values(noise, 20, DType::kF64);
   const Values values = random_values(noise, 12, DType::kF64);
   // Places that differ: where two meet, the gradient of put is MLX's and not that of the formula.
   const auto apart = targets(2, 5, 2, {0, 1, 2, 4, -1, 9, 3, 1, 0, 0, 9, 2});
@@ -117,7 +118,8 @@ class Scatter : public OnDevice {
     const Tensor index = up(indices, v_shape, index_type);
     const auto both = [&](auto op, const Values* exact, const Refs& want, const Values& dx) {
       Tape tape(encoder());
-      const Tensor tx = tape.watch(up(x, shape, dtype)), tv = tape.watch(up(values, v_shape, dtype));
+      const Tensor tx = tape.watch(up(x, shape, dtype)),
+                   tv = tape.watch(up(values, v_shape, dtype));
       const Tensor y = op(tape, tx, index, tv);
       if (exact != nullptr) {
         EXPECT_EQ(download(y), *exact) << where;
@@ -186,8 +188,8 @@ TEST_P(Scatter, MatchesOracleForEveryShape) {
     check({3, 0}, 2, 1, dtype);
     check({3, 4}, 0, 1, dtype);
     check({0, 4}, 2, 1, dtype);
-    check({2, 40, 1500}, 3, 1, dtype);   // several tiles of columns
-    check({3000, 12}, 5, 1, dtype);      // several tasks of rows
+    check({2, 40, 1500}, 3, 1, dtype);  // several tiles of columns
+    check({3000, 12}, 5, 1, dtype);     // several tasks of rows
     check({1, 50}, 40000, 1, dtype);
   }
 }
@@ -208,17 +210,17 @@ TEST_P(Scatter, RowsMatchOracle) {
 }
 
 TEST_P(Scatter, PutMovesEveryType) {
-  for (const DType type : {DType::kBool, DType::kU8, DType::kI16, DType::kI32, DType::kI64,
-                           DType::kF64}) {
+  for (const DType type :
+       {DType::kBool, DType::kU8, DType::kI16, DType::kI32, DType::kI64, DType::kF64}) {
     const Tensor x = upload({0, 1, 0, 1}, {4}, type), values = upload({1, 0, 1}, {3}, type);
-    EXPECT_EQ(download(ops::put_along_axis(encoder(), x, upload({0, 3, 9}, {3}, DType::kU64),
-                                           values, 0)),
-              (Values{1, 1, 0, 0}));
+    EXPECT_EQ(
+        download(ops::put_along_axis(encoder(), x, upload({0, 3, 9}, {3}, DType::kU64), values, 0)),
+        (Values{1, 1, 0, 0}));
   }
   const Tensor bits = upload({0x7f81, 0xffff, 0x8000}, {3}, DType::kU16);  // payloads and −0
   const Tensor x(bits.buffer(), DType::kBF16, {3});
-  const Tensor y = ops::put_along_axis(encoder(), x, upload({0, 1}, {2}, DType::kU8),
-                                       x.slice(0, 1, 3), 0);
+  const Tensor y =
+      ops::put_along_axis(encoder(), x, upload({0, 1}, {2}, DType::kU8), x.slice(0, 1, 3), 0);
   EXPECT_EQ(download(Tensor(y.buffer(), DType::kU16, {3})), (Values{0xffff, 0x8000, 0x8000}));
 }
 
@@ -235,8 +237,9 @@ TEST_P(Scatter, AsMlx) {
   EXPECT_EQ(download(tape.grad(v)), (Values{1, 1, 6, 4}));
 
   const Tensor nine = upload({9}, {}, DType::kF32);
-  EXPECT_EQ(download(ops::put_along_axis(encoder(), a, upload({1, 0}, {2, 1}, DType::kI32), nine, 1)),
-            (Values{1, 9, 3, 9, 5, 6}));
+  EXPECT_EQ(
+      download(ops::put_along_axis(encoder(), a, upload({1, 0}, {2, 1}, DType::kI32), nine, 1)),
+      (Values{1, 9, 3, 9, 5, 6}));
   const Tensor flat = ops::put_along_axis(encoder(), a, upload({1, 5, 1}, {3}, DType::kI32),
                                           upload({7, 8, 9}, {3}, DType::kF32));
   EXPECT_EQ(flat.shape(), (Shape{2, 3}));
@@ -255,8 +258,8 @@ TEST_P(Scatter, BroadcastingOnATape) {
     const Tensor x = tape.watch(upload({1, 2, 3}, {1, 3}, DType::kF32));
     const Tensor v = tape.watch(upload({10}, {1}, DType::kF32));
     const Tensor i = upload({0, 2, 1, 1}, {2, 2}, DType::kI32);
-    const Tensor y = adds ? ops::scatter_add_axis(tape, x, i, v, 1)
-                          : ops::put_along_axis(tape, x, i, v, 1);
+    const Tensor y =
+        adds ? ops::scatter_add_axis(tape, x, i, v, 1) : ops::put_along_axis(tape, x, i, v, 1);
     EXPECT_EQ(download(y), adds ? (Values{11, 2, 13, 1, 22, 3}) : (Values{10, 2, 10, 1, 10, 3}));
     EXPECT_EQ(download(adds ? ops::scatter_add_axis(encoder(), x, i, v, 1)
                             : ops::put_along_axis(encoder(), x, i, v, 1)),
@@ -270,11 +273,13 @@ TEST_P(Scatter, BroadcastingOnATape) {
     const Tensor x = tape.watch(upload({1, 2, 3, 4, 5, 6}, {2, 3}, DType::kF32));
     const Tensor v = tape.watch(upload({10, 20}, {2}, DType::kF32));
     const Tensor i = upload({4, -6}, {2}, DType::kI32);
-    const Tensor y = adds ? ops::scatter_add_axis(tape, x, i, v) : ops::put_along_axis(tape, x, i, v);
+    const Tensor y =
+        adds ? ops::scatter_add_axis(tape, x, i, v) : ops::put_along_axis(tape, x, i, v);
     EXPECT_EQ(y.shape(), (Shape{2, 3}));
     EXPECT_EQ(download(y), adds ? (Values{21, 2, 3, 4, 15, 6}) : (Values{20, 2, 3, 4, 10, 6}));
     tape.backward(y, dy);
-    EXPECT_EQ(download(tape.grad(x)), adds ? (Values{1, 2, 3, 4, 5, 6}) : (Values{0, 2, 3, 4, 0, 6}));
+    EXPECT_EQ(download(tape.grad(x)),
+              adds ? (Values{1, 2, 3, 4, 5, 6}) : (Values{0, 2, 3, 4, 0, 6}));
     EXPECT_EQ(download(tape.grad(v)), (Values{5, 1}));
   }
 }
@@ -284,7 +289,8 @@ TEST_P(Scatter, SameBitsOnEveryRun) {
   for (const DType dtype : kTypes) {
     const Tensor x = upload(random_values(noise, 5000, dtype), {5, 1000}, dtype);
     const Tensor v = upload(random_values(noise, 50000, dtype), {5, 10000}, dtype);
-    const Tensor i = upload(random_indices(noise, 50000, 1000, DType::kI32), {5, 10000}, DType::kI32);
+    const Tensor i =
+        upload(random_indices(noise, 50000, 1000, DType::kI32), {5, 10000}, DType::kI32);
     expect_repeatable(encoder(), [&] {
       return std::vector<Tensor>{ops::put_along_axis(encoder(), x, i, v, 1),
                                  ops::scatter_add_axis(encoder(), x, i, v, 1)};
@@ -306,7 +312,8 @@ TEST(ScatterCheck, SaysWhatIsWrong) {
   const std::int64_t many = std::int64_t{1} << 40;
   const auto seven = Tensor::meta({1, 1, 1, 1, 1, 1, 1, 1}, DType::kI32);
   expect_refused({
-      {"axis", check(x, i, v, 2), Errc::kArgument, "put_along_axis: axis must be in [-2, 2), got 2"},
+      {"axis", check(x, i, v, 2), Errc::kArgument,
+       "put_along_axis: axis must be in [-2, 2), got 2"},
       {"type", check(x, v, v, 1), Errc::kDType, "integers, got f32"},
       {"values type", check(x, i, Tensor::meta({4, 2}, DType::kF16), 1), Errc::kDType, "got f16"},
       {"device", check(x, Tensor::meta({4, 2}, DType::kI32, Backend::kMetal), v, 1), Errc::kDevice,
@@ -319,14 +326,19 @@ TEST(ScatterCheck, SaysWhatIsWrong) {
        "against indices [4, 2], got [4, 3]"},
       {"values rank", check(x, i, Tensor::meta({1, 4, 2}), 1), Errc::kShape, "got [1, 4, 2]"},
       {"x", check(Tensor::meta({3, 5}), i, v, 1), Errc::kShape, "against x [3, 5] on every axis"},
-      {"size", check(Tensor::meta({1, 5, many}), Tensor::meta({many, 1, 1}, DType::kI32),
-                     Tensor::meta({1, 1, 1}), 1), Errc::kShape, "63 bits"},
+      {"size",
+       check(Tensor::meta({1, 5, many}), Tensor::meta({many, 1, 1}, DType::kI32),
+             Tensor::meta({1, 1, 1}), 1),
+       Errc::kShape, "63 bits"},
       {"add type", ops::scatter_add_axis_check(i, i, i, 1), Errc::kDType,
        "scatter_add_axis: x must be f32, f16 or bf16, got i32"},
-      {"add axis", ops::scatter_add_axis_check(x, i, v, 2), Errc::kArgument, "scatter_add_axis: axis"},
+      {"add axis", ops::scatter_add_axis_check(x, i, v, 2), Errc::kArgument,
+       "scatter_add_axis: axis"},
       {"rows x", rows(Tensor::meta({}), flat, values), Errc::kShape, "x must be [C, …], got []"},
-      {"rows type", rows(Tensor::meta({4, 5}, DType::kF16), flat, values), Errc::kDType, "f16, got f32"},
-      {"rows values", rows(x, flat, v), Errc::kShape, "[indices [3], rest of x [4, 5]], got [4, 2]"},
+      {"rows type", rows(Tensor::meta({4, 5}, DType::kF16), flat, values), Errc::kDType,
+       "f16, got f32"},
+      {"rows values", rows(x, flat, v), Errc::kShape,
+       "[indices [3], rest of x [4, 5]], got [4, 2]"},
       {"rows rank", rows(x, seven, values), Errc::kShape, "values must be"},
       {"rows device", rows(x, flat, Tensor::meta({3, 5}, DType::kF32, Backend::kMetal)),
        Errc::kDevice, "values must be where"},
@@ -365,7 +377,14 @@ std::vector<BenchCase> scatter_bench_cases() {
     const std::int64_t r = 4096, c = 1024, k = 256;
     const std::int64_t read = r * (c + k) * size + r * k * 4;
     const auto along = [=](const char* form, bool adds) {
-      return BenchCase{form, "fwd", "4096x1024x256", dtype, read, r * c * size, 3, 1,
+      return BenchCase{form,
+                       "fwd",
+                       "4096x1024x256",
+                       dtype,
+                       read,
+                       r * c * size,
+                       3,
+                       1,
                        [=](CommandEncoder& encoder) {
                          const Tensor x = random_tensor(encoder, {r, c}, dtype, 1);
                          const Tensor v = random_tensor(encoder, {r, k}, dtype, 2);

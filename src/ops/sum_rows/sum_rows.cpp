@@ -21,7 +21,8 @@ constexpr std::int64_t kMost = INT32_MAX;
 Error wrong(Errc code, const std::string& what) { return {code, "sum_rows: " + what}; }
 
 // terms has n = its dimension `axis`.
-Check check_terms(const Tensor& terms, std::int64_t axis, const Tensor& indices, std::int64_t rows) {
+Check check_terms(const Tensor& terms, std::int64_t axis, const Tensor& indices,
+                  std::int64_t rows) {
   if (!is_kernel_float(terms.dtype())) {
     return wrong(Errc::kDType,
                  std::string("terms must be f32, f16 or bf16, got ") + name_of(terms.dtype()));
@@ -61,8 +62,8 @@ Sorted sorted(CommandEncoder& encoder, const Tensor& indices, std::int64_t rows,
   const std::int64_t n = indices.size();
   const Tensor named = encoder.contiguous(indices), places = encoder.empty({n}, DType::kI32);
   encoder.dispatch(kPlaces, DType::kI32,
-                   SumRowsPlacesArgs{n, rows, static_cast<std::int64_t>(indices.dtype())},
-                   {named}, {places});
+                   SumRowsPlacesArgs{n, rows, static_cast<std::int64_t>(indices.dtype())}, {named},
+                   {places});
   Sorted s;
   s.order = argsort(encoder, places, 0);
   s.keys = encoder.empty({n}, DType::kI32);
@@ -110,8 +111,8 @@ Check add_rows_check(const Tensor& x, const Tensor& indices, const Tensor& terms
                                    to_string(terms.shape()));
   }
   if (terms.dtype() != x.dtype()) {
-    return wrong(Errc::kDType, std::string("terms must have the type of x, ") +
-                                   name_of(x.dtype()) + ", got " + name_of(terms.dtype()));
+    return wrong(Errc::kDType, std::string("terms must have the type of x, ") + name_of(x.dtype()) +
+                                   ", got " + name_of(terms.dtype()));
   }
   if (terms.backend() != x.backend()) {
     return wrong(Errc::kDevice, std::string("terms must be where x is, ") + name_of(x.backend()) +
@@ -138,10 +139,9 @@ Check add_row_grad_check(const Tensor& dense, const RowGrad& rows) {
   Shape shape = dense.shape();
   shape[0] = rows.ids.size();
   if (rows.ids.rank() != 1 || !(rows.rows.shape() == shape)) {
-    return wrong(Errc::kShape, "ids must be [n] and rows [n, …] as dense " +
-                                   to_string(dense.shape()) + ", got " +
-                                   to_string(rows.ids.shape()) + " and " +
-                                   to_string(rows.rows.shape()));
+    return wrong(Errc::kShape,
+                 "ids must be [n] and rows [n, …] as dense " + to_string(dense.shape()) + ", got " +
+                     to_string(rows.ids.shape()) + " and " + to_string(rows.rows.shape()));
   }
   if (!is_kernel_float(dense.dtype()) || !is_kernel_float(rows.rows.dtype()) ||
       rows.ids.dtype() != DType::kI32) {
@@ -187,7 +187,8 @@ RowGrad row_grad(CommandEncoder& encoder, const Tensor& terms, const Tensor& ind
   if (grad.rows.size() == 0) return grad;
   // The kernel rounds to the type of terms or not at all; the third kind is rare.
   const bool f32_sums = type != terms.dtype();
-  const Tensor sums = f32_sums && type != DType::kF32 ? encoder.empty(shape, DType::kF32) : grad.rows;
+  const Tensor sums =
+      f32_sums && type != DType::kF32 ? encoder.empty(shape, DType::kF32) : grad.rows;
   const Tensor dense = encoder.contiguous(terms);
   const SumRowsArgs args{1, n, width_of(terms), slots, 1, 0, f32_sums};
   encoder.dispatch(kForward, terms.dtype(), args, {dense, s.keys, s.order, s.slots, s.ids}, {sums});

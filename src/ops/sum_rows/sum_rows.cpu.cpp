@@ -43,7 +43,12 @@ void sum_rows_keys(const KernelCall& call) {
   const auto* places = call.input<std::int32_t>(0);
   const auto* order = call.input<std::uint32_t>(1);
   auto* keys = call.output<std::int32_t>(0);
-  for (std::int64_t i = 0; i < a.count; ++i) keys[i] = places[order[i]];
+  constexpr std::int64_t kTask = 16384;
+  parallel_for(ceil_div(a.count, kTask), [&](std::int64_t task) {
+    for (std::int64_t i = task * kTask; i < std::min(a.count, (task + 1) * kTask); ++i) {
+      keys[i] = places[order[i]];
+    }
+  });
   if (a.slots == 0) return;
   auto* slots = call.output<std::int32_t>(1);
   auto* ids = call.output<std::int32_t>(2);
@@ -63,7 +68,8 @@ struct Sums {
   const std::int32_t* keys;    // [count]
   const std::uint32_t* order;  // [count]
   const std::int32_t* slots;   // [count] or null
-  float* partials;             // [outer, chunks, 2, width]: of a row that came from the chunk before, of one that goes on
+  float*
+      partials;  // [outer, chunks, 2, width]: of a row that came from the chunk before, of one that goes on
   std::int64_t chunks() const { return ceil_div(a.count, kSumRowsChunk); }
   float* partial(std::int64_t o, std::int64_t chunk, int which) const {
     return partials + ((o * chunks() + chunk) * 2 + which) * a.width;
@@ -86,14 +92,31 @@ HWY_INLINE void sum_to(const T* const* rows, std::int64_t count, std::int64_t n,
     for (std::int64_t k = 1; k < count; ++k) sum = hn::Add(sum, load_n(d, rows[k] + i, some));
     return adds ? hn::Add(load_n(d, out + i, some), sum) : sum;
   };
-  if (n == 1) {  // masks would take longer than the sum
-    float sum = static_cast<float>(rows[0][0]);
-    for (std::int64_t k = 1; k < count; ++k) sum += static_cast<float>(rows[k][0]);
-    if (adds) sum = static_cast<float>(*out) + sum;
-    *out = static_cast<Out>(sum);
-    return;
-  }
   write_row<kStream>(d, out, static_cast<std::size_t>(n), whole, part);
+}
+
+// What one chunk has where rows are one element: the terms are fetched first, for each waits for memory.
+template <class T, class Out>
+void sum_scalars(const Sums<T>& s, std::int64_t o, std::int64_t chunk, Out* y) {
+  const std::int64_t count = s.a.count;
+  const std::int64_t first = chunk * kSumRowsChunk, end = std::min(count, first + kSumRowsChunk);
+  const T* terms = s.terms + o * count;
+  float v[kSumRowsChunk];
+  for (std::int64_t i = first; i < end; ++i) v[i - first] = static_cast<float>(terms[s.order[i]]);
+  for (std::int64_t i = first, next; i < end; i = next) {
+    const std::int32_t key = s.keys[i];
+    if (key == kSumRowsNowhere) return;
+    float sum = v[i - first];
+    for (next = i + 1; next < end && s.keys[next] == key; ++next) sum += v[next - first];
+    const bool begins = i > first || i == 0 || s.keys[i - 1] != key;
+    const bool ends = next < end || next == count || s.keys[next] != key;
+    if (!begins || !ends) {
+      *s.partial(o, chunk, begins ? 1 : 0) = sum;
+      continue;
+    }
+    Out& to = y[o * s.a.rows + s.row_at(i)];
+    to = static_cast<Out>(s.a.adds != 0 ? static_cast<float>(to) + sum : sum);
+  }
 }
 
 // Columns [lo, lo + n) of what one chunk has.
@@ -136,9 +159,8 @@ void sum_crossing(const Sums<T>& s, std::int64_t o, std::int64_t chunk, std::int
     const float* more = s.partial(o, at / kSumRowsChunk, 0) + lo;
     for_row(
         d, static_cast<std::size_t>(n),
-        [&](std::size_t i) HWY_ATTR {
-          store(d, hn::Add(load(d, sum + i), load(d, more + i)), sum + i);
-        },
+        [&](std::size_t i)
+            HWY_ATTR { store(d, hn::Add(load(d, sum + i), load(d, more + i)), sum + i); },
         [&](std::size_t i, std::size_t some) HWY_ATTR {
           store_n(d, hn::Add(load_n(d, sum + i, some), load_n(d, more + i, some)), sum + i, some);
         });
@@ -164,9 +186,10 @@ void sum_all(const KernelCall& call) {
   const std::int64_t each = std::max<std::int64_t>(1, cpu::kTaskBytes / chunk_bytes);
   const std::int64_t groups = ceil_div(s.chunks(), each);
   // What y gets, not what it is: a dense y is mostly zeros that were there before.
-  const bool streams = a.adds == 0 && cols >= 256 &&
-                       std::min(a.count, a.rows) * a.outer * a.width *
-                               static_cast<std::int64_t>(sizeof(Out)) >= cpu::kStreamBytes;
+  const bool streams =
+      a.adds == 0 && cols >= 256 &&
+      std::min(a.count, a.rows) * a.outer * a.width * static_cast<std::int64_t>(sizeof(Out)) >=
+          cpu::kStreamBytes;
   const auto for_chunks = [&](std::int64_t task, const auto& body) HWY_ATTR {
     const std::int64_t lo = task % tiles * cols, n = std::min(cols, a.width - lo);
     const std::int64_t group = task / tiles % groups, o = task / tiles / groups;
@@ -176,7 +199,11 @@ void sum_all(const KernelCall& call) {
   };
   parallel_for(a.outer * groups * tiles, [&](std::int64_t task) {
     for_chunks(task, [&](std::int64_t o, std::int64_t c, std::int64_t lo, std::int64_t n) HWY_ATTR {
-      streams ? sum_chunk<true>(s, o, c, lo, n, y) : sum_chunk<false>(s, o, c, lo, n, y);
+      if (a.width == 1) {
+        sum_scalars(s, o, c, y);
+      } else {
+        streams ? sum_chunk<true>(s, o, c, lo, n, y) : sum_chunk<false>(s, o, c, lo, n, y);
+      }
       if (a.by_slot == 0) return;
       for (std::int64_t u = c * kSumRowsChunk; u < std::min(a.rows, (c + 1) * kSumRowsChunk); ++u) {
         if (ids[u] < 0) std::fill_n(y + u * a.width + lo, n, Out{});
@@ -185,9 +212,8 @@ void sum_all(const KernelCall& call) {
     if (streams) hwy::FlushStream();
   });
   parallel_for(a.outer * groups * tiles, [&](std::int64_t task) {
-    for_chunks(task, [&](std::int64_t o, std::int64_t c, std::int64_t lo, std::int64_t n) HWY_ATTR {
-      sum_crossing(s, o, c, lo, n, y);
-    });
+    for_chunks(task, [&](std::int64_t o, std::int64_t c, std::int64_t lo, std::int64_t n)
+                         HWY_ATTR { sum_crossing(s, o, c, lo, n, y); });
   });
 }
 

@@ -135,7 +135,7 @@ void sum_rows_keys(const KernelCall& call) {
 
 constexpr int kAdders = 128;  // threads of a block
 constexpr int kChunk = static_cast<int>(kSumRowsChunk);
-constexpr int kAhead = 4;  // terms on their way
+constexpr int kAhead = 4;              // terms on their way
 constexpr int kRoom = 2 * kChunk + 2;  // numbers of a chunk in shared memory
 
 // kEach elements that are next to each other, as floats.
@@ -177,18 +177,19 @@ template <class T>
 struct Sums {
   SumRowsArgs a;
   std::int64_t chunks;
-  int lanes, tiles;  // columns of a block, a power of two, in units of what a thread has; blocks to a row
+  int lanes,
+      tiles;  // columns of a block, a power of two, in units of what a thread has; blocks to a row
   const T* terms;
   const std::int32_t* keys;
   const std::uint32_t* order;
   const std::int32_t* slots;
   const std::int32_t* ids;
-  float* partials;  // [outer, chunks, 2, width]: of a row that came from the chunk before, of one that goes on
+  float*
+      partials;  // [outer, chunks, 2, width]: of a row that came from the chunk before, of one that goes on
 };
 
 template <class T, class Out, int kEach>
-__global__ void __launch_bounds__(kAdders)
-    sum_chunks(__grid_constant__ const Sums<T> s, Out* y) {
+__global__ void __launch_bounds__(kAdders) sum_chunks(__grid_constant__ const Sums<T> s, Out* y) {
   cuda::wait_turn();
   // For each of the block's chunks its keys with those before and behind, and where its terms are.
   extern __shared__ std::int32_t memory[];
@@ -296,7 +297,8 @@ __global__ void __launch_bounds__(kAdders)
 
 std::size_t sum_rows_workspace(const void* args) {
   const auto& a = *static_cast<const SumRowsArgs*>(args);
-  return static_cast<std::size_t>(a.outer * cuda::blocks_for(a.count, kSumRowsChunk) * 2 * a.width) *
+  return static_cast<std::size_t>(a.outer * cuda::blocks_for(a.count, kSumRowsChunk) * 2 *
+                                  a.width) *
          sizeof(float);
 }
 

@@ -26,9 +26,9 @@ struct SumRowsKeysArgs {
 struct SumRowsArgs {
   std::int64_t outer, count, width;  // terms [outer, count, width]
   std::int64_t rows;                 // y [outer, rows, width]
-  std::int32_t by_slot;              // rows of y are slots, and those without an id are zero; else keys
-  std::int32_t adds;                 // to what y has
-  std::int64_t f32_sums;             // y is f32, else as terms
+  std::int32_t by_slot;   // rows of y are slots, and those without an id are zero; else keys
+  std::int32_t adds;      // to what y has
+  std::int64_t f32_sums;  // y is f32, else as terms
 };
 static_assert(sizeof(SumRowsArgs) == 48, "host and device must agree");
 

@@ -39,7 +39,8 @@ Refs oracle(const Values& terms, const Values& indices, std::int64_t outer, std:
 TEST(SumRowsOracle, IsLinearWithTheTransposedGather) {
   Noise noise(1);
   const Values indices{3, 0, 3, -1, 9, 2};
-  const Values terms = random_values(noise, 12, DType::kF64), w = random_values(noise, 8, DType::kF64);
+  const Values terms = random_values(noise, 12, DType::kF64),
+               w = random_values(noise, 8, DType::kF64);
   const auto loss = [&](const Arrays& in) {
     const Refs y = oracle(in[0], indices, 1, 4, 2);
     double sum = 0;
@@ -143,7 +144,8 @@ class SumRows : public OnDevice {
       want[e].scale += std::abs(x[e]);
     }
     const Tensor onto = upload(x, {outer, rows, width}, dtype, offset);
-    expect_close("add " + where, download(ops::add_rows(encoder(), onto, i, t)), want, dtype, n + 1);
+    expect_close("add " + where, download(ops::add_rows(encoder(), onto, i, t)), want, dtype,
+                 n + 1);
     EXPECT_EQ(download(onto), x);
   }
 };
@@ -193,7 +195,8 @@ TEST_P(SumRows, RowGradsAreAddedAndMerged) {
   for (const DType first : kTypes) {
     for (const DType second : kTypes) {
       const Values a_ids = ids_of(Ids::kMany, 25, kRows), b_ids = ids_of(Ids::kMany, 60, kRows);
-      const Values a = random_values(noise, 25 * kWidth, first), b = random_values(noise, 60 * kWidth, second);
+      const Values a = random_values(noise, 25 * kWidth, first),
+                   b = random_values(noise, 60 * kWidth, second);
       const RowGrad ga = ops::row_grad(encoder(), upload(a, {25, kWidth}, first),
                                        upload(a_ids, {25}, DType::kI32), kRows, first);
       const RowGrad gb = ops::row_grad(encoder(), upload(b, {60, kWidth}, second),
@@ -204,8 +207,7 @@ TEST_P(SumRows, RowGradsAreAddedAndMerged) {
       for (std::size_t i = 0; i < da.size(); ++i) {
         want.push_back({da[i] + db[i], std::abs(da[i]) + std::abs(db[i])});
       }
-      const RowGrad both =
-          ops::merge_row_grads(encoder(), ga, gb, {kRows, kWidth}, DType::kF32);
+      const RowGrad both = ops::merge_row_grads(encoder(), ga, gb, {kRows, kWidth}, DType::kF32);
       EXPECT_EQ(both.ids.size(), kRows);
       Values all = a_ids;
       all.insert(all.end(), b_ids.begin(), b_ids.end());
@@ -248,8 +250,8 @@ TEST_P(SumRows, SameBitsOnEveryRun) {
     const Tensor ids = upload(ids_of(Ids::kFew, 3000, 50), {3000}, DType::kI32);
     expect_repeatable(encoder(), [&] {
       const RowGrad grad = ops::row_grad(encoder(), terms, ids, 50, DType::kF32);
-      return std::vector<Tensor>{
-          ops::sum_rows(encoder(), terms.reshape({1, 3000, 40}), ids, 50), grad.ids, grad.rows};
+      return std::vector<Tensor>{ops::sum_rows(encoder(), terms.reshape({1, 3000, 40}), ids, 50),
+                                 grad.ids, grad.rows};
     });
   }
 }
@@ -294,8 +296,8 @@ TEST(SumRowsCheck, SaysWhatIsWrong) {
       {"x terms", ops::add_rows_check(x, ids, dense), Errc::kShape, "terms must be [O, n, W]"},
       {"widths", ops::add_rows_check(Tensor::meta({2, 7, 4}), ids, terms), Errc::kShape,
        "of x [2, 7, 4], got [2, 4, 3]"},
-      {"types", ops::add_rows_check(Tensor::meta({2, 7, 3}, DType::kF16), ids, terms),
-       Errc::kDType, "type of x, f16, got f32"},
+      {"types", ops::add_rows_check(Tensor::meta({2, 7, 3}, DType::kF16), ids, terms), Errc::kDType,
+       "type of x, f16, got f32"},
       {"apart", ops::add_rows_check(x, far, far_terms), Errc::kDevice, "where x is, cpu"},
       {"scalar", ops::row_grad_check(Tensor::meta({}), ids, 7, DType::kF32), Errc::kShape,
        "[n, …], got []"},
@@ -307,8 +309,8 @@ TEST(SumRowsCheck, SaysWhatIsWrong) {
        Errc::kShape, "contiguous"},
       {"other width", ops::add_row_grad_check(Tensor::meta({7, 2}), rows), Errc::kShape,
        "as dense [7, 2], got [4] and [4, 3]"},
-      {"dense type", ops::add_row_grad_check(Tensor::meta({7, 3}, DType::kI32), rows),
-       Errc::kDType, "got i32, f32 and i32"},
+      {"dense type", ops::add_row_grad_check(Tensor::meta({7, 3}, DType::kI32), rows), Errc::kDType,
+       "got i32, f32 and i32"},
       {"far rows", ops::add_row_grad_check(dense, {far, Tensor::meta({4, 3})}), Errc::kDevice,
        "where dense is"},
   });

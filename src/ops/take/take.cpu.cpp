@@ -118,8 +118,7 @@ void take_places(const KernelCall& call) {
         for (std::int64_t i = first; i < end; ++i) {
           const std::uint64_t p = cpu::place_of(from[i], length);
           const bool outside = p >= static_cast<std::uint64_t>(length) || places[i] == kTakeNowhere;
-          places[i] =
-              outside ? kTakeNowhere : places[i] * length + static_cast<std::int64_t>(p);
+          places[i] = outside ? kTakeNowhere : places[i] * length + static_cast<std::int64_t>(p);
         }
       });
     }

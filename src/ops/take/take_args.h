@@ -9,8 +9,8 @@
 namespace mlxtape::ops {
 
 struct TakeArgs {
-  std::int64_t outer, count, width;  // y [outer, count, width]
-  std::int64_t length;               // C
+  std::int64_t outer, count, width;        // y [outer, count, width]
+  std::int64_t length;                     // C
   std::int64_t outer_stride, axis_stride;  // of x, which is contiguous along width
   std::int64_t index_type;                 // a DType
 };

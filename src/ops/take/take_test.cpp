@@ -22,7 +22,8 @@ std::vector<std::int64_t> sources(std::int64_t outer, std::int64_t length, std::
   std::vector<std::int64_t> from;
   for (std::int64_t o = 0; o < outer; ++o) {
     for (const double index : indices) {
-      const auto p = static_cast<std::int64_t>(index < 0 ? index + static_cast<double>(length) : index);
+      const auto p =
+          static_cast<std::int64_t>(index < 0 ? index + static_cast<double>(length) : index);
       for (std::int64_t i = 0; i < width; ++i) {
         from.push_back(p >= 0 && p < length ? (o * length + p) * width + i : -1);
       }
@@ -56,7 +57,8 @@ Values values_of(const Refs& refs) {
 TEST(TakeOracle, GradientMatchesCentralDifference) {
   Noise noise(1);
   const auto from = sources(2, 5, 3, {0, 4, 4, -1, 2, 9});
-  const Values x = random_values(noise, 30, DType::kF64), dy = random_values(noise, 36, DType::kF64);
+  const Values x = random_values(noise, 30, DType::kF64),
+               dy = random_values(noise, 36, DType::kF64);
   const auto loss = [&](const Arrays& in) {
     const Values y = taken(from, in[0]);
     return std::inner_product(y.begin(), y.end(), dy.begin(), 0.0);
@@ -140,8 +142,8 @@ TEST_P(Take, EveryIndexAndElementType) {
                            DType::kI16, DType::kI32, DType::kI64}) {
     check({90, 5}, {50}, 0, DType::kF32, {type});
   }
-  for (const DType type : {DType::kBool, DType::kI8, DType::kU16, DType::kI32, DType::kI64,
-                           DType::kF64}) {
+  for (const DType type :
+       {DType::kBool, DType::kI8, DType::kU16, DType::kI32, DType::kI64, DType::kF64}) {
     const Tensor x = upload({0, 1, 1, 0, 1, 0}, {3, 2}, type);
     const Tensor index = upload({-1, 0, 3}, {3}, DType::kI32);
     EXPECT_EQ(download(ops::take(encoder(), x, index, 0)), (Values{1, 0, 0, 1, 0, 0}));
@@ -164,6 +166,9 @@ TEST_P(Take, LargeRowsAndManyOfThem) {
   check({50, 515}, {3000}, 0, DType::kBF16, {DType::kI32, false, 3});
   check({1, 70}, {5000}, 0, DType::kF32, {});
   check({2, 3, 1}, {9000}, 1, DType::kBF16, {});
+  check({200000}, {5000}, 0, DType::kF32,
+        {});  // single elements, too many to look at all indices for each
+  check({100000}, {5000}, 0, DType::kF32, {});
 }
 
 TEST_P(Take, StridedRowsAreReadInPlace) {
@@ -176,16 +181,15 @@ TEST_P(Take, StridedRowsAreReadInPlace) {
   EXPECT_EQ(download(ops::take(encoder(), x.transpose({1, 0}), index, 0)),
             (Values{1, 4, 7, 10, 0, 3, 6, 9, 1, 4, 7, 10}));
   EXPECT_EQ(download(ops::take(encoder(), x.transpose({1, 0}), index)), (Values{3, 0, 3}));
-  EXPECT_EQ(download(ops::take(encoder(), x.slice(1, 0, 2), index, 0)),
-            (Values{3, 4, 0, 1, 3, 4}));
+  EXPECT_EQ(download(ops::take(encoder(), x.slice(1, 0, 2), index, 0)), (Values{3, 4, 0, 1, 3, 4}));
 }
 
 TEST_P(Take, NanAndInfinityStayWhereTheyAre) {
   const double inf = INFINITY, nan = std::nan("");
   for (const DType dtype : kTypes) {
     const Tensor dy = upload({nan, inf, 2, 3, 4, 5, inf, inf}, {4, 2}, dtype);
-    const Values dx = download(ops::take_backward(
-        encoder(), dy, upload({1, 0, 3, 77}, {4}, DType::kU32), {4, 2}, 0));
+    const Values dx = download(
+        ops::take_backward(encoder(), dy, upload({1, 0, 3, 77}, {4}, DType::kU32), {4, 2}, 0));
     EXPECT_TRUE(std::isnan(dx[2]));
     EXPECT_EQ(dx[3], inf);
     EXPECT_EQ((Values{dx[0], dx[1], dx[4], dx[5], dx[6], dx[7]}), (Values{2, 3, 0, 0, 4, 5}));
@@ -241,11 +245,10 @@ TEST_P(TakeGather, MatchesOracleForEveryChoiceOfAxes) {
     std::vector<std::int64_t> axes;
     Shape slice;
   };
-  for (const Case& c :
-       {Case{{5, 6, 7}, {0}, {1, 6, 7}}, Case{{5, 6, 7}, {0, 1}, {1, 1, 7}},
-        Case{{5, 6, 7}, {2, 0}, {1, 6, 1}}, Case{{5, 6, 7}, {1}, {2, 1, 3}},
-        Case{{5, 6, 7}, {0, 1, 2}, {1, 1, 1}}, Case{{5, 6, 7}, {2}, {5, 0, 1}},
-        Case{{4, 33}, {0}, {1, 20}}}) {
+  for (const Case& c : {Case{{5, 6, 7}, {0}, {1, 6, 7}}, Case{{5, 6, 7}, {0, 1}, {1, 1, 7}},
+                        Case{{5, 6, 7}, {2, 0}, {1, 6, 1}}, Case{{5, 6, 7}, {1}, {2, 1, 3}},
+                        Case{{5, 6, 7}, {0, 1, 2}, {1, 1, 1}}, Case{{5, 6, 7}, {2}, {5, 0, 1}},
+                        Case{{4, 33}, {0}, {1, 20}}}) {
     for (const DType dtype : kTypes) {
       Noise noise(3);
       std::vector<Values> indices;
@@ -274,8 +277,8 @@ TEST_P(TakeGather, MatchesOracleForEveryChoiceOfAxes) {
 
 TEST_P(TakeGather, LeadingAxesWithBroadcastIndices) {
   Tape tape(encoder());
-  const Tensor x = tape.watch(
-      upload({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, {2, 3, 2}, DType::kF32));
+  const Tensor x =
+      tape.watch(upload({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, {2, 3, 2}, DType::kF32));
   const Tensor rows = upload({0, 1}, {2, 1}, DType::kI32), cols = upload({2, -3}, {2}, DType::kI32);
   const Tensor y = ops::gather(tape, x, {rows, cols});
   EXPECT_EQ(y.shape(), (Shape{2, 2, 2}));
@@ -333,7 +336,8 @@ MT_ON_EVERY_BACKEND(TakeGather);
 Tensor random_ids(CommandEncoder& encoder, std::int64_t n, std::int64_t length) {
   Noise noise(7);
   std::vector<std::int32_t> ids;
-  for (std::int64_t i = 0; i < n; ++i) ids.push_back(static_cast<std::int32_t>(noise.below(length)));
+  for (std::int64_t i = 0; i < n; ++i)
+    ids.push_back(static_cast<std::int32_t>(noise.below(length)));
   const Tensor t = encoder.empty({n}, DType::kI32);
   encoder.upload(ids.data(), t.bytes(), t);
   return t;
@@ -346,21 +350,22 @@ std::vector<BenchCase> take_bench_cases() {
     std::int64_t rows, width, n;
   };
   std::vector<BenchCase> cases;
-  for (const Size& s : {Size{32768, 2048, 8192}, Size{100000, 64, 100000}, Size{1 << 20, 1, 1 << 20}}) {
+  for (const Size& s : {Size{32768, 2048, 8192}, Size{100000, 64, 100000},
+                        Size{1 << 20, 1, 1 << 20}, Size{1 << 16, 1, 1 << 20}}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const auto size = static_cast<std::int64_t>(size_of(dtype));
       const std::string name =
           std::to_string(s.rows) + "x" + std::to_string(s.width) + "x" + std::to_string(s.n);
       const std::int64_t bytes = s.n * s.width * size;
       const std::int64_t lines = std::min(std::max(bytes, 64 * s.n), s.rows * s.width * size);
-      cases.push_back({"", "fwd", name, dtype, lines + 4 * s.n, bytes, 2, 1,
-                       [=](CommandEncoder& encoder) {
-                         const Tensor x = random_tensor(encoder, {s.rows, s.width}, dtype, 1);
-                         const Tensor ids = random_ids(encoder, s.n, s.rows);
-                         return [=, &encoder] {
-                           static_cast<void>(ops::take(encoder, x, ids, 0));
-                         };
-                       }});
+      cases.push_back(
+          {"", "fwd", name, dtype, lines + 4 * s.n, bytes, 2, 1, [=](CommandEncoder& encoder) {
+             const Tensor x = random_tensor(encoder, {s.rows, s.width}, dtype, 1);
+             const Tensor ids = random_ids(encoder, s.n, s.rows);
+             return [=, &encoder] {
+               static_cast<void>(ops::take(encoder, x, ids, 0));
+             };
+           }});
       cases.push_back({"", "bwd", name, dtype, bytes + 4 * s.n, s.rows * s.width * size, 2, 1,
                        [=](CommandEncoder& encoder) {
                          const Tensor dy = random_tensor(encoder, {s.n, s.width}, dtype, 1);
