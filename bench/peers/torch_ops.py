@@ -191,3 +191,31 @@ class TorchOps:
         }[name]
         fn, x = self.compiled(op), self.randn(rows, cols)
         return lambda: fn(x, dim)
+
+    def take(self, form, direction, rows, width, n):
+        ids = torch.randint(rows, (n,), device=self.device)
+        if direction == "fwd":
+            x = self.randn(rows, width)
+            return lambda: torch.index_select(x, 0, ids)
+        dy = self.randn(n, width)
+        return lambda: torch.zeros(rows, width, dtype=self.dtype, device=self.device).index_add_(0, ids, dy)
+
+    # The dense gradient is the autograd function's own; by rows it is sorted and summed, as ours is.
+    def embedding(self, form, direction, rows, width, n):
+        ids = (rows ** torch.rand(n, device=self.device)).long() - 1
+        if direction == "fwd":
+            weight = self.randn(rows, width)
+            return lambda: F.embedding(ids, weight)
+        dy = self.randn(n, width)
+        if form == "dense":
+            return lambda: torch.ops.aten.embedding_dense_backward(dy, ids, rows, -1, False)
+        return lambda: torch.sparse_coo_tensor(ids[None], dy, (rows, width)).coalesce()
+
+    def scatter(self, form, direction, rows, cols, k):
+        x = self.randn(rows, cols)
+        if form == "rows":
+            ids, values = torch.randint(rows, (k,), device=self.device), self.randn(k, cols)
+            return lambda: torch.index_add(x, 0, ids, values)
+        ids, values = torch.randint(cols, (rows, k), device=self.device), self.randn(rows, k)
+        op = torch.scatter if form == "put" else torch.scatter_add
+        return lambda: op(x, 1, ids, values)

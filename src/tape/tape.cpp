@@ -58,7 +58,17 @@ std::int32_t Tape::Impl::add_value(const Tensor& x, bool is_leaf, bool is_watche
 std::int32_t Tape::Impl::number_of(const Tensor& x) {
   if (!tracks(x)) return kNone;
   const std::int32_t here = find(x);
-  return here != kNone ? here : add_value(x, true, true);
+  if (here != kNone) return here;
+  const std::int32_t number = add_value(x, true, true);
+  // Summed as it will be there: a checkpoint must not round what the tape around it would not.
+  for (const Impl* tape = outer; tape != nullptr; tape = tape->outer) {
+    const std::int32_t there = tape->find(x);
+    if (there == kNone) continue;
+    const Value& value = tape->values[static_cast<std::size_t>(there)];
+    if (value.is_leaf) values[static_cast<std::size_t>(number)].sum = value.sum;
+    break;
+  }
+  return number;
 }
 
 // ---- recording ----

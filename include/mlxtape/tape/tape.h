@@ -64,8 +64,7 @@ class Pullback {
   void give(std::size_t input, Tensor gradient);
   void give_none(std::size_t input);                    // it is zero everywhere
   void give_rows(std::size_t input, RowGrad gradient);  // but in these rows; a leaf keeps it so
-  DType sum_type(
-      std::size_t input) const;  // what the gradient of one that needs(input) is summed in
+  DType sum_type(std::size_t input) const;              // of the gradient of one that needs(input)
 
  private:
   friend class Tape;

@@ -43,7 +43,12 @@ void sum_rows_keys(const KernelCall& call) {
   const auto* places = call.input<std::int32_t>(0);
   const auto* order = call.input<std::uint32_t>(1);
   auto* keys = call.output<std::int32_t>(0);
-  for (std::int64_t i = 0; i < a.count; ++i) keys[i] = places[order[i]];
+  constexpr std::int64_t kTask = 16384;
+  parallel_for(ceil_div(a.count, kTask), [&](std::int64_t task) {
+    for (std::int64_t i = task * kTask; i < std::min(a.count, (task + 1) * kTask); ++i) {
+      keys[i] = places[order[i]];
+    }
+  });
   if (a.slots == 0) return;
   auto* slots = call.output<std::int32_t>(1);
   auto* ids = call.output<std::int32_t>(2);
@@ -87,14 +92,31 @@ HWY_INLINE void sum_to(const T* const* rows, std::int64_t count, std::int64_t n,
     for (std::int64_t k = 1; k < count; ++k) sum = hn::Add(sum, load_n(d, rows[k] + i, some));
     return adds ? hn::Add(load_n(d, out + i, some), sum) : sum;
   };
-  if (n == 1) {  // masks would take longer than the sum
-    float sum = static_cast<float>(rows[0][0]);
-    for (std::int64_t k = 1; k < count; ++k) sum += static_cast<float>(rows[k][0]);
-    if (adds) sum = static_cast<float>(*out) + sum;
-    *out = static_cast<Out>(sum);
-    return;
-  }
   write_row<kStream>(d, out, static_cast<std::size_t>(n), whole, part);
+}
+
+// What one chunk has where rows are one element: the terms are fetched first, for each waits for memory.
+template <class T, class Out>
+void sum_scalars(const Sums<T>& s, std::int64_t o, std::int64_t chunk, Out* y) {
+  const std::int64_t count = s.a.count;
+  const std::int64_t first = chunk * kSumRowsChunk, end = std::min(count, first + kSumRowsChunk);
+  const T* terms = s.terms + o * count;
+  float v[kSumRowsChunk];
+  for (std::int64_t i = first; i < end; ++i) v[i - first] = static_cast<float>(terms[s.order[i]]);
+  for (std::int64_t i = first, next; i < end; i = next) {
+    const std::int32_t key = s.keys[i];
+    if (key == kSumRowsNowhere) return;
+    float sum = v[i - first];
+    for (next = i + 1; next < end && s.keys[next] == key; ++next) sum += v[next - first];
+    const bool begins = i > first || i == 0 || s.keys[i - 1] != key;
+    const bool ends = next < end || next == count || s.keys[next] != key;
+    if (!begins || !ends) {
+      *s.partial(o, chunk, begins ? 1 : 0) = sum;
+      continue;
+    }
+    Out& to = y[o * s.a.rows + s.row_at(i)];
+    to = static_cast<Out>(s.a.adds != 0 ? static_cast<float>(to) + sum : sum);
+  }
 }
 
 // Columns [lo, lo + n) of what one chunk has.
@@ -177,7 +199,11 @@ void sum_all(const KernelCall& call) {
   };
   parallel_for(a.outer * groups * tiles, [&](std::int64_t task) {
     for_chunks(task, [&](std::int64_t o, std::int64_t c, std::int64_t lo, std::int64_t n) HWY_ATTR {
-      streams ? sum_chunk<true>(s, o, c, lo, n, y) : sum_chunk<false>(s, o, c, lo, n, y);
+      if (a.width == 1) {
+        sum_scalars(s, o, c, y);
+      } else {
+        streams ? sum_chunk<true>(s, o, c, lo, n, y) : sum_chunk<false>(s, o, c, lo, n, y);
+      }
       if (a.by_slot == 0) return;
       for (std::int64_t u = c * kSumRowsChunk; u < std::min(a.rows, (c + 1) * kSumRowsChunk); ++u) {
         if (ids[u] < 0) std::fill_n(y + u * a.width + lo, n, Out{});

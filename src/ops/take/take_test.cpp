@@ -166,6 +166,9 @@ TEST_P(Take, LargeRowsAndManyOfThem) {
   check({50, 515}, {3000}, 0, DType::kBF16, {DType::kI32, false, 3});
   check({1, 70}, {5000}, 0, DType::kF32, {});
   check({2, 3, 1}, {9000}, 1, DType::kBF16, {});
+  check({200000}, {5000}, 0, DType::kF32,
+        {});  // single elements, too many to look at all indices for each
+  check({100000}, {5000}, 0, DType::kF32, {});
 }
 
 TEST_P(Take, StridedRowsAreReadInPlace) {
@@ -347,8 +350,8 @@ std::vector<BenchCase> take_bench_cases() {
     std::int64_t rows, width, n;
   };
   std::vector<BenchCase> cases;
-  for (const Size& s :
-       {Size{32768, 2048, 8192}, Size{100000, 64, 100000}, Size{1 << 20, 1, 1 << 20}}) {
+  for (const Size& s : {Size{32768, 2048, 8192}, Size{100000, 64, 100000},
+                        Size{1 << 20, 1, 1 << 20}, Size{1 << 16, 1, 1 << 20}}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const auto size = static_cast<std::int64_t>(size_of(dtype));
       const std::string name =
