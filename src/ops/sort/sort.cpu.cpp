@@ -39,18 +39,19 @@ struct Radix {
   static constexpr int kIndexBits = sizeof(Entry) * 4;
   static constexpr int kPasses = sizeof(KeyOf<T>);
 
-  static Entry entry(T v, std::int64_t index) {
-    return static_cast<Entry>(key_of(v)) << kIndexBits | static_cast<Entry>(index);
+  static Entry entry(T v, std::int64_t index, bool down) {
+    return static_cast<Entry>(key_in_order(v, down)) << kIndexBits | static_cast<Entry>(index);
   }
   static std::uint32_t index(Entry e) {
     return static_cast<std::uint32_t>(e & ((Entry{1} << kIndexBits) - 1));
   }
   static unsigned digit(Entry e, int pass) { return e >> (kIndexBits + 8 * pass) & 255U; }
 
-  static void make(const T* x, std::int64_t begin, std::int64_t end, Entry* to, Counts* counts) {
+  static void make(const T* x, std::int64_t begin, std::int64_t end, bool down, Entry* to,
+                   Counts* counts) {
     for (int p = 0; p < kPasses; ++p) counts[p].fill(0);
     for (std::int64_t i = begin; i < end; ++i) {
-      const Entry e = entry(x[i], i);
+      const Entry e = entry(x[i], i, down);
       to[i] = e;
       for (int p = 0; p < kPasses; ++p) ++counts[p][digit(e, p)];
     }
@@ -63,8 +64,11 @@ struct Result {
   const T* x;
   T* values;  // may be null
   std::uint32_t* indices;
+  std::int64_t keep;
+  bool down;
 
   void put(std::uint32_t at, Entry e) const {
+    if (at >= keep) return;
     const std::uint32_t i = Radix<T, Entry>::index(e);
     indices[at] = i;
     if (values != nullptr) values[at] = x[i];
@@ -111,12 +115,12 @@ void sort_row(const T* x, std::int64_t n, Entry* a, Entry* b, const Result<T, En
     for (std::int64_t i = 0; i < n; ++i) result.put(static_cast<std::uint32_t>(i), sorted[i]);
   };
   if (n <= kShort) {
-    for (std::int64_t i = 0; i < n; ++i) a[i] = R::entry(x[i], i);
+    for (std::int64_t i = 0; i < n; ++i) a[i] = R::entry(x[i], i, result.down);
     std::sort(a, a + n);
     return finish(a);
   }
   std::array<Counts, R::kPasses> counts;
-  R::make(x, 0, n, a, counts.data());
+  R::make(x, 0, n, result.down, a, counts.data());
   std::array<int, R::kPasses> list;
   const int needed = passes_needed(counts, n, list);
   if (needed == 0) return finish(a);
@@ -161,8 +165,9 @@ void sort_long_row(const T* x, std::int64_t n, void* scratch,
       body(counts + piece * R::kPasses, piece * each, std::min(n, (piece + 1) * each));
     });
   };
-  for_pieces(
-      [&](Counts* own, std::int64_t begin, std::int64_t end) { R::make(x, begin, end, a, own); });
+  for_pieces([&](Counts* own, std::int64_t begin, std::int64_t end) {
+    R::make(x, begin, end, result.down, a, own);
+  });
   std::array<Counts, R::kPasses> all{};
   for (std::int64_t piece = 0; piece < pieces; ++piece) {
     for (std::size_t p = 0; p < R::kPasses; ++p) {
@@ -211,8 +216,9 @@ void sort_fwd(const KernelCall& call) {
   T* values = call.output<T>(0);
   auto* indices = call.output<std::uint32_t>(1);
   const auto result_of = [&]<class Entry>(std::int64_t row, Entry) {
-    const std::int64_t at = row * args.cols;
-    return Result<T, Entry>{x + at, values == nullptr ? nullptr : values + at, indices + at};
+    const std::int64_t at = row * args.keep;
+    return Result<T, Entry>{x + row * args.cols, values == nullptr ? nullptr : values + at,
+                            indices + at, args.keep, args.down != 0};
   };
   if (is_cut(args)) {
     for (std::int64_t r = 0; r < args.rows; ++r) {
@@ -239,7 +245,10 @@ void add_kernels(KernelRegistry& registry) {
 
 }  // namespace
 
+void register_sort_select_cpu(KernelRegistry& registry);
+
 void register_sort_cpu(KernelRegistry& registry) {
+  register_sort_select_cpu(registry);
   add_kernels<float>(registry);
   add_kernels<F16>(registry);
   add_kernels<BF16>(registry);
