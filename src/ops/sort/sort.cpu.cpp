@@ -19,6 +19,7 @@
 #include "mlxtape/core/threads.h"
 #include "sort_args.h"
 #include "sort_keys.h"
+#include "sort_radix.h"
 
 namespace mlxtape::ops {
 
@@ -29,9 +30,6 @@ constexpr std::int64_t kFewRows = 16;
 constexpr std::int64_t kFewest = 8192;  // columns worth cutting
 constexpr std::int64_t kPiece = 16384;
 constexpr std::int64_t kShort = 128;  // columns that are sorted by comparing
-
-constexpr int kDigits = 256;
-using Counts = std::array<std::uint32_t, kDigits>;
 
 // Entry: u64, or u32 for rows of up to 65,536 elements of 16 bits.
 template <class T, class Entry>
@@ -74,12 +72,6 @@ struct Result {
     if (values != nullptr) values[at] = x[i];
   }
 };
-
-// counts become the place of each digit's first entry.
-void places(Counts& counts) {
-  std::uint32_t before = 0;
-  for (std::uint32_t& c : counts) before += std::exchange(c, before);
-}
 
 template <class T, class Entry>
 void move(const Entry* from, std::int64_t begin, std::int64_t end, int pass, Counts& place,
