@@ -188,8 +188,9 @@ void moved_back(Pullback& pullback) {
   std::swap(shape[kept.axis], shape[last]);
   const std::int64_t count = indices.dim(last);
   const Tensor dy = encoder.contiguous(exchanged(pullback.grad(), kept.axis, last));
-  const Tensor dx = encoder.empty(shape, dy.dtype());
   if (count == 0) return pullback.give_none(0);
+  const Tensor dx =
+      count < shape[last] ? encoder.zeros(shape, dy.dtype()) : encoder.empty(shape, dy.dtype());
   if (dx.size() != 0) {
     encoder.dispatch(kBackward, dy.dtype(),
                      SortBackwardArgs{indices.size() / count, shape[last], count}, {dy, indices},

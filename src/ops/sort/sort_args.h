@@ -30,7 +30,8 @@ struct SelectArgs {
 };
 static_assert(sizeof(SelectArgs) == 32, "host and device must agree");
 
-// sort_bwd. in: dy, indices, both [rows, count], no index twice in a row. out: dx [rows, cols].
+// sort_bwd. in: dy, indices, both [rows, count], no index twice in a row. out: dx [rows, cols], zeros where
+// nothing goes to.
 struct SortBackwardArgs {
   std::int64_t rows, cols, count;
 };

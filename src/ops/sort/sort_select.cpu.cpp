@@ -300,7 +300,6 @@ void sort_bwd(const KernelCall& call) {
   parallel_for(ceil_div(args.rows, each), [&](std::int64_t task) {
     for (std::int64_t r = task * each; r < std::min(args.rows, (task + 1) * each); ++r) {
       T* to = dx + r * args.cols;
-      if (args.count < args.cols) std::fill(to, to + args.cols, T());
       for (std::int64_t j = r * args.count; j < (r + 1) * args.count; ++j) to[indices[j]] = dy[j];
     }
   });
