@@ -14,6 +14,7 @@ namespace {
 constinit const KernelHandle kSort("sort_fwd");
 constinit const KernelHandle kSelect("select_fwd");
 constinit const KernelHandle kBackward("sort_bwd");
+constinit const KernelHandle kArgmax("argmax_fwd");
 
 Error wrong(const char* op, Errc code, const std::string& what) {
   return {code, std::string(op) + ": " + what};
@@ -247,6 +248,50 @@ TopK topk(CommandEncoder& encoder, const Tensor& x, std::int64_t k, OptionalAxis
 TopK topk(Tape& tape, const Tensor& x, std::int64_t k, OptionalAxis axis) {
   const Found found = top(tape.encoder(), x, k, axis);
   return {recorded(tape, "topk", x, found), in_order(tape.encoder(), found.indices, found.rows)};
+}
+
+Check argmax_check(const char* op, const Tensor& x, OptionalAxis axis) {
+  if (Check check = sort_check(op, x, axis)) return check;
+  const std::int64_t count = length_of(x, axis);
+  bool has_results = true;
+  for (std::int64_t i = 0; axis && i < x.rank(); ++i) {
+    has_results = has_results && (i == *normal_axis(*axis, x.rank()) || x.dim(i) != 0);
+  }
+  if (count == 0 && has_results) {
+    return wrong(op, Errc::kShape,
+                 "there must be something to choose from, got " + to_string(x.shape()));
+  }
+  return std::nullopt;
+}
+
+namespace {
+
+Tensor extreme(CommandEncoder& encoder, const char* op, const Tensor& x, OptionalAxis axis,
+               bool keepdims, bool smallest) {
+  require(argmax_check(op, x, axis));
+  ArgmaxArgs args{1, length_of(x, axis), 1, smallest ? 1 : 0};
+  const std::int64_t a = axis ? *normal_axis(*axis, x.rank()) : 0;
+  Shape result;
+  for (std::int64_t i = 0; i < x.rank(); ++i) {
+    const bool is_reduced = !axis || i == a;
+    if (!is_reduced) (i < a ? args.outer : args.inner) *= x.dim(i);
+    if (!is_reduced || keepdims) result.push_back(is_reduced ? 1 : x.dim(i));
+  }
+  Tensor indices = encoder.empty(result, DType::kU32);
+  if (indices.size() != 0) {
+    const Tensor dense = encoder.contiguous(x);
+    encoder.dispatch(kArgmax, x.dtype(), args, {dense}, {indices});
+  }
+  return indices;
+}
+
+}  // namespace
+
+Tensor argmax(CommandEncoder& encoder, const Tensor& x, OptionalAxis axis, bool keepdims) {
+  return extreme(encoder, "argmax", x, axis, keepdims, false);
+}
+Tensor argmin(CommandEncoder& encoder, const Tensor& x, OptionalAxis axis, bool keepdims) {
+  return extreme(encoder, "argmin", x, axis, keepdims, true);
 }
 
 }  // namespace mlxtape::ops

@@ -237,9 +237,11 @@ void add_kernels(KernelRegistry& registry) {
 
 }  // namespace
 
+void register_sort_argmax_cpu(KernelRegistry& registry);
 void register_sort_select_cpu(KernelRegistry& registry);
 
 void register_sort_cpu(KernelRegistry& registry) {
+  register_sort_argmax_cpu(registry);
   register_sort_select_cpu(registry);
   add_kernels<float>(registry);
   add_kernels<F16>(registry);

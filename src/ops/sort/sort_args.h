@@ -37,6 +37,13 @@ struct SortBackwardArgs {
 };
 static_assert(sizeof(SortBackwardArgs) == 24, "host and device must agree");
 
+// argmax_fwd. in: x [outer, count, inner], count ≥ 1. out: indices u32 [outer, inner].
+struct ArgmaxArgs {
+  std::int64_t outer, count, inner;
+  std::int64_t smallest;  // look for the smallest
+};
+static_assert(sizeof(ArgmaxArgs) == 32, "host and device must agree");
+
 constexpr std::int64_t kMostSelected = 1024;  // count of select_fwd
 
 }  // namespace mlxtape::ops

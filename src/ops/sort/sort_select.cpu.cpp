@@ -20,49 +20,19 @@
 #include "mlxtape/core/threads.h"
 #include "sort_args.h"
 #include "sort_radix.h"
+#include "sort_scores-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace mlxtape::ops::HWY_NAMESPACE {
 namespace {
 
-using VI = hn::Vec<DI>;
-
-// Lanes, or the first n, as signed integers: larger is better.
-template <Best kBest>
-HWY_INLINE VI score_of(VF v) {
-  const DI di;
-  v = hn::Add(v, hn::Zero(DF()));  // −0 becomes +0
-  const VI bits = hn::BitCast(di, v);
-  VI key = hn::Xor(bits, hn::And(hn::ShiftRight<31>(bits), hn::Set(di, 0x7fffffff)));
-  if constexpr (kBest == Best::kFirst) key = hn::Not(key);
-  const std::int32_t nan = kBest == Best::kLast ? 0x7fffffff : -0x7fffffff - 1;
-  return hn::IfThenElse(hn::RebindMask(di, hn::IsNaN(v)), hn::Set(di, nan), key);
+template <Best kBest, class T>
+HWY_INLINE VI scores(const T* x) {
+  return scores_of < kBest == Best::kFirst, kBest == Best::kLast > (x);
 }
 template <Best kBest, class T>
 HWY_INLINE VI scores(const T* x, std::size_t n) {
-  const DI di;
-  if constexpr (std::is_same_v<T, std::int32_t> || std::is_same_v<T, std::uint32_t>) {
-    VI key = hn::BitCast(di, load_n(DF(), reinterpret_cast<const float*>(x), n));
-    if constexpr (std::is_same_v<T, std::uint32_t>) {
-      key = hn::Xor(key, hn::Set(di, -0x7fffffff - 1));
-    }
-    return kBest == Best::kFirst ? hn::Not(key) : key;
-  } else {
-    return score_of<kBest>(load_n(DF(), x, n));
-  }
-}
-template <Best kBest, class T>
-HWY_INLINE VI scores(const T* x) {
-  const DI di;
-  if constexpr (std::is_same_v<T, std::int32_t> || std::is_same_v<T, std::uint32_t>) {
-    VI key = hn::LoadU(di, reinterpret_cast<const std::int32_t*>(x));
-    if constexpr (std::is_same_v<T, std::uint32_t>) {
-      key = hn::Xor(key, hn::Set(di, -0x7fffffff - 1));
-    }
-    return kBest == Best::kFirst ? hn::Not(key) : key;
-  } else {
-    return score_of<kBest>(load(DF(), x));
-  }
+  return first_scores_of < kBest == Best::kFirst, kBest == Best::kLast > (x, n);
 }
 
 // A rank above the index, so that no two are equal: smaller is better, but for kLast, where the last is best.

@@ -329,6 +329,111 @@ TEST_P(Sort, EdgesAreThoseOfMlx) {
   EXPECT_EQ(argsort({1, 3, 3, 2}), (Values{0, 3, 1, 2}));
 }
 
+class Argmax : public OnDevice {
+ protected:
+  void check(const Shape& shape, DType dtype, OptionalAxis axis, bool nan = false,
+             bool strided = false, bool keepdims = false) {
+    Noise noise(static_cast<std::uint64_t>(*element_count(shape) + 11));
+    auto x = mixed_values(noise, *element_count(shape), dtype);
+    if (!nan) std::replace_if(x.begin(), x.end(), [](double v) { return std::isnan(v); }, -1.0);
+    const Lines lines = lines_of(shape, axis);
+    Shape result = shape;
+    for (std::int64_t i = 0; i < shape.rank(); ++i) {
+      if (!axis || i == *normal_axis(*axis, shape.rank())) result[i] = 1;
+    }
+    if (!keepdims) {
+      result = Shape();
+      for (std::int64_t i = 0; axis && i < shape.rank(); ++i) {
+        if (i != *normal_axis(*axis, shape.rank())) result.push_back(shape[i]);
+      }
+    }
+    const Tensor tx = strided ? upload_strided(x, shape, dtype) : upload(x, shape, dtype);
+    for (const bool smallest : {false, true}) {
+      std::vector<double> want;
+      for (std::size_t line = 0; line < lines.count(x); ++line) {
+        std::int64_t best = 0;
+        for (std::int64_t j = 1; j < lines.n; ++j) {
+          const double v = x[lines.at(line, j)], b = x[lines.at(line, best)];
+          if (std::isnan(v) ? !std::isnan(b) : smallest ? v < b : v > b) best = j;
+        }
+        want.push_back(static_cast<double>(best));
+      }
+      const Tensor y = smallest ? ops::argmin(encoder(), tx, axis, keepdims)
+                                : ops::argmax(encoder(), tx, axis, keepdims);
+      const std::string at = to_string(shape) + " " + name_of(dtype) + (smallest ? " min" : " max");
+      EXPECT_EQ(y.dtype(), DType::kU32) << at;
+      EXPECT_EQ(y.shape(), result) << at;
+      EXPECT_EQ(download(y), want) << at;
+    }
+  }
+};
+
+TEST_P(Argmax, MatchesOracleForEveryShape) {
+  for (const DType dtype : kTypes) {
+    for (const bool nan : {false, true}) {
+      for (const std::int64_t n : {1, 2, 7, 15, 16, 17, 31, 32, 33, 65, 257, 1000, 4095, 4097}) {
+        check({5, n}, dtype, 1, nan);
+        check({n, 5}, dtype, 0, nan);
+        check({3, n}, dtype, 0, nan);
+        check({n}, dtype, std::nullopt, nan);
+      }
+      check({3, 17, 70}, dtype, 1, nan, true);
+      check({3, 17, 70}, dtype, -1, nan, true, true);
+      check({3, 17, 70}, dtype, std::nullopt, nan, false, true);
+    }
+    check({0, 3}, dtype, 1);
+    check({1}, dtype, 0, true);
+  }
+}
+
+// Cut into chunks.
+TEST_P(Argmax, MatchesOracleForLongOnes) {
+  for (const DType dtype : kTypes) {
+    check({300007}, dtype, std::nullopt);
+    check({2, 140000}, dtype, 1);
+    check({20011, 9}, dtype, 0);
+    check({300, 1500}, dtype, 0);
+    check({2, 300, 1030}, dtype, 1, true);
+  }
+}
+
+// The best of the last row or element alone: no chunk and no tail is left out, equals give the first.
+TEST_P(Argmax, EveryPlaceIsLookedAt) {
+  for (const std::int64_t n : {70, 5000, 70000}) {
+    for (const std::int64_t at : {std::int64_t{0}, n / 2, n - 17, n - 2, n - 1}) {
+      std::vector<double> x(static_cast<std::size_t>(n), -1);
+      x[static_cast<std::size_t>(at)] = 3;
+      const Tensor row = upload(x, {n}, DType::kF32);
+      EXPECT_EQ(download(ops::argmax(encoder(), row)), (std::vector<double>{double(at)}));
+      EXPECT_EQ(download(ops::argmin(encoder(), row)), (std::vector<double>{at == 0 ? 1.0 : 0.0}));
+    }
+  }
+}
+
+// What mlx.core does, asked of it: the first NaN wins both, −0 and +0 are equal.
+TEST_P(Argmax, EdgesAreThoseOfMlx) {
+  const auto both = [&](const std::vector<double>& x) {
+    const Tensor tx = upload(x, {static_cast<std::int64_t>(x.size())}, DType::kF32);
+    return std::pair(download(ops::argmax(encoder(), tx))[0],
+                     download(ops::argmin(encoder(), tx))[0]);
+  };
+  EXPECT_EQ(both({1, kNaN, 3}), std::pair(1.0, 1.0));
+  EXPECT_EQ(both({1, 3, kNaN, kNaN}), std::pair(2.0, 2.0));
+  EXPECT_EQ(both({1, 3, 3, 2}), std::pair(1.0, 0.0));
+  EXPECT_EQ(both({-0.0, 0.0}), std::pair(0.0, 0.0));
+  EXPECT_EQ(both({0.0, -0.0}), std::pair(0.0, 0.0));
+  EXPECT_EQ(both({-kInf, -kInf, kInf, kInf}), std::pair(2.0, 0.0));
+}
+
+TEST_P(Argmax, SameBitsOnEveryRun) {
+  Noise noise(6);
+  const Tensor x = upload(mixed_values(noise, 200000, DType::kF32), {1000, 200}, DType::kF32);
+  expect_repeatable(encoder(), [&] {
+    return std::vector<Tensor>{ops::argmax(encoder(), x), ops::argmax(encoder(), x, 0),
+                               ops::argmin(encoder(), x, 1)};
+  });
+}
+
 // Indices carry no gradient, and whoever uses them is recorded as ever.
 TEST_P(Sort, IndicesAreNotRecorded) {
   Tape tape(encoder());
@@ -369,12 +474,19 @@ TEST(SortCheck, SaysWhatIsWrong) {
       {"k", ops::topk_check(Tensor::meta({5, 2}), 6, 0), Errc::kArgument,
        "topk: k must be in [0, 5], got 6"},
       {"k below", ops::topk_check(Tensor::meta({5, 2}), -1, 0), Errc::kArgument, "got -1"},
+      {"argmax axis", ops::argmax_check("argmax", Tensor::meta({5, 2}), 2), Errc::kArgument,
+       "argmax: axis"},
+      {"argmax of none", ops::argmax_check("argmax", Tensor::meta({2, 0}), 1), Errc::kShape,
+       "something to choose from, got [2, 0]"},
+      {"argmax of nothing", ops::argmax_check("argmax", Tensor::meta({0}), std::nullopt),
+       Errc::kShape, "got [0]"},
       {"topk axis", ops::topk_check(Tensor::meta({5, 2}), 1, -3), Errc::kArgument, "got -3"},
   });
   EXPECT_FALSE(ops::sort_check("argsort", Tensor::meta({}), std::nullopt));
 }
 
 MT_ON_EVERY_BACKEND(Sort);
+MT_ON_EVERY_BACKEND(Argmax);
 
 using Run = std::function<void(CommandEncoder&, const Tensor&)>;
 
@@ -410,6 +522,34 @@ std::vector<BenchCase> sort_bench_cases() {
       {"topk8", {16384, 512}, 8, true, topk(8)},
       {"topk1024", {64, 151936}, 1024, true, topk(1024)},
       {"topk1024", {512, 250000}, 1024, true, topk(1024)},
+      {"argmax_rows",
+       {4096, 4096},
+       1,
+       false,
+       [](CommandEncoder& e, const Tensor& x) {
+         static_cast<void>(ops::argmax(e, x, 1));
+       }},
+      {"argmax_columns",
+       {4096, 4096},
+       1,
+       false,
+       [](CommandEncoder& e, const Tensor& x) {
+         static_cast<void>(ops::argmax(e, x, 0));
+       }},
+      {"argmax_all",
+       {4096, 4096},
+       0,
+       false,
+       [](CommandEncoder& e, const Tensor& x) {
+         static_cast<void>(ops::argmax(e, x));
+       }},
+      {"argmax_rows",
+       {64, 151936},
+       1,
+       false,
+       [](CommandEncoder& e, const Tensor& x) {
+         static_cast<void>(ops::argmax(e, x, 1));
+       }},
       {"argpartition",
        {64, 151936},
        151936,
