@@ -288,9 +288,11 @@ void add_kernels(KernelRegistry& registry) {
 
 }  // namespace
 
+void register_sort_argmax_cuda(KernelRegistry& registry);
 void register_sort_select_cuda(KernelRegistry& registry);
 
 void register_sort_cuda(KernelRegistry& registry) {
+  register_sort_argmax_cuda(registry);
   register_sort_select_cuda(registry);
   add_kernels<float>(registry);
   add_kernels<F16>(registry);
