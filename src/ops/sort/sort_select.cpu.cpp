@@ -28,11 +28,11 @@ namespace {
 
 template <Best kBest, class T>
 HWY_INLINE VI scores(const T* x) {
-  return scores_of < kBest == Best::kFirst, kBest == Best::kLast > (x);
+  return scores_of<(kBest == Best::kFirst), (kBest == Best::kLast)>(x);
 }
 template <Best kBest, class T>
 HWY_INLINE VI scores(const T* x, std::size_t n) {
-  return first_scores_of < kBest == Best::kFirst, kBest == Best::kLast > (x, n);
+  return first_scores_of<(kBest == Best::kFirst), (kBest == Best::kLast)>(x, n);
 }
 
 // A rank above the index, so that no two are equal: smaller is better, but for kLast, where the last is best.
@@ -189,9 +189,10 @@ std::uint64_t* select_row(const T* x, std::int64_t n, std::int64_t count, std::u
   return best;
 }
 
-// The indices of all elements that are worse than `worst`, in their order.
+// The indices of all elements that are worse than `worst`, in their order: up to `end`.
 template <Best kBest, class T>
-void write_others(const T* x, std::int64_t n, std::uint64_t worst, std::uint32_t* indices) {
+void write_others(const T* x, std::int64_t n, std::uint64_t worst, std::uint32_t* indices,
+                  const std::uint32_t* end) {
   const DI di;
   const DU du;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(di));
@@ -209,7 +210,8 @@ void write_others(const T* x, std::int64_t n, std::uint64_t worst, std::uint32_t
   };
   for (; i + lanes <= n; i += lanes) {
     const VI v = scores<kBest>(x + i);
-    if (!hn::AllFalse(di, hn::Eq(v, limit))) {
+    // Where vectors are stored by mixing them with memory, that must not be another row's.
+    if (end - indices < lanes || !hn::AllFalse(di, hn::Eq(v, limit))) {
       one_by_one(lanes);
     } else {
       const auto index = hn::Iota(du, static_cast<std::uint32_t>(i));
@@ -240,7 +242,9 @@ void select_rows(const KernelCall& call) {
         to[at_end ? cols - 1 - j : j] = static_cast<std::uint32_t>(best[j]);
       }
       if (args.whole != 0) {
-        write_others<kBest>(row, args.cols, best[args.count - 1], at_end ? to : to + args.count);
+        std::uint32_t* others = at_end ? to : to + args.count;
+        write_others<kBest>(row, args.cols, best[args.count - 1], others,
+                            others + args.cols - args.count);
       }
       if (values == nullptr) continue;
       for (std::int64_t j = 0; j < cols; ++j) values[r * cols + j] = row[to[j]];
