@@ -120,7 +120,6 @@ class Mlx:
             return self.run(lambda: fn(logits))
         return self.backward_of(fn, [logits], self.randn(tokens, k))
 
-
     def sort(self, form, direction, rows, cols):
         op = {
             "sort": lambda x: mx.sort(x, -1),

@@ -329,7 +329,7 @@ TEST_P(Sort, EdgesAreThoseOfMlx) {
   EXPECT_EQ(argsort({1, 3, 3, 2}), (Values{0, 3, 1, 2}));
 }
 
-class Argmax : public OnDevice {
+class SortArgmax : public OnDevice {
  protected:
   void check(const Shape& shape, DType dtype, OptionalAxis axis, bool nan = false,
              bool strided = false, bool keepdims = false) {
@@ -368,7 +368,7 @@ class Argmax : public OnDevice {
   }
 };
 
-TEST_P(Argmax, MatchesOracleForEveryShape) {
+TEST_P(SortArgmax, MatchesOracleForEveryShape) {
   for (const DType dtype : kTypes) {
     for (const bool nan : {false, true}) {
       for (const std::int64_t n : {1, 2, 7, 15, 16, 17, 31, 32, 33, 65, 257, 1000, 4095, 4097}) {
@@ -387,7 +387,7 @@ TEST_P(Argmax, MatchesOracleForEveryShape) {
 }
 
 // Cut into chunks.
-TEST_P(Argmax, MatchesOracleForLongOnes) {
+TEST_P(SortArgmax, MatchesOracleForLongOnes) {
   for (const DType dtype : kTypes) {
     check({300007}, dtype, std::nullopt);
     check({2, 140000}, dtype, 1);
@@ -398,7 +398,7 @@ TEST_P(Argmax, MatchesOracleForLongOnes) {
 }
 
 // The best of the last row or element alone: no chunk and no tail is left out, equals give the first.
-TEST_P(Argmax, EveryPlaceIsLookedAt) {
+TEST_P(SortArgmax, EveryPlaceIsLookedAt) {
   for (const std::int64_t n : {70, 5000, 70000}) {
     for (const std::int64_t at : {std::int64_t{0}, n / 2, n - 17, n - 2, n - 1}) {
       std::vector<double> x(static_cast<std::size_t>(n), -1);
@@ -411,7 +411,7 @@ TEST_P(Argmax, EveryPlaceIsLookedAt) {
 }
 
 // What mlx.core does, asked of it: the first NaN wins both, −0 and +0 are equal.
-TEST_P(Argmax, EdgesAreThoseOfMlx) {
+TEST_P(SortArgmax, EdgesAreThoseOfMlx) {
   const auto both = [&](const std::vector<double>& x) {
     const Tensor tx = upload(x, {static_cast<std::int64_t>(x.size())}, DType::kF32);
     return std::pair(download(ops::argmax(encoder(), tx))[0],
@@ -425,7 +425,7 @@ TEST_P(Argmax, EdgesAreThoseOfMlx) {
   EXPECT_EQ(both({-kInf, -kInf, kInf, kInf}), std::pair(2.0, 0.0));
 }
 
-TEST_P(Argmax, SameBitsOnEveryRun) {
+TEST_P(SortArgmax, SameBitsOnEveryRun) {
   Noise noise(6);
   const Tensor x = upload(mixed_values(noise, 200000, DType::kF32), {1000, 200}, DType::kF32);
   expect_repeatable(encoder(), [&] {
@@ -486,7 +486,7 @@ TEST(SortCheck, SaysWhatIsWrong) {
 }
 
 MT_ON_EVERY_BACKEND(Sort);
-MT_ON_EVERY_BACKEND(Argmax);
+MT_ON_EVERY_BACKEND(SortArgmax);
 
 using Run = std::function<void(CommandEncoder&, const Tensor&)>;
 
