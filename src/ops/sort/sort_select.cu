@@ -95,6 +95,7 @@ constexpr int kThreads = 512;  // and two blocks side by side: one reads while t
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kSamples = 4;  // of a thread
 constexpr int kRounds = 4;   // elements of a thread that are put in place together
+constexpr int kAhead = 4;    // loads of a thread under way
 constexpr int kRoom = 8192;  // entries in shared memory
 constexpr int kDigits = 256;
 constexpr int kSortedWhole = 4096;  // columns up to which rows are sorted instead
@@ -116,20 +117,28 @@ __device__ __forceinline__ void for_row(const T* x, std::int64_t cols, const Eac
   const std::int64_t head = past == 0 ? 0 : min(cols, std::int64_t{kPack} - past);
   const std::int64_t packs = (cols - head) / kPack;
   for (std::int64_t i = threadIdx.x; i < head; i += kThreads) each(x[i], i);
-#pragma unroll 4
-  for (std::int64_t p = threadIdx.x; p < packs; p += kThreads) {
-    const std::int64_t at = head + p * kPack;
-    const uint4 bits = __ldg(reinterpret_cast<const uint4*>(x + at));
-    const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
+  for (std::int64_t p = threadIdx.x; p < packs; p += kThreads * kAhead) {
+    uint4 bits[kAhead];
 #pragma unroll
-    for (int k = 0; k < kPack; ++k) {
-      T v;
-      if constexpr (sizeof(T) == 2) {
-        v.bits = static_cast<std::uint16_t>(words[k / 2] >> (k % 2 * 16));
-      } else {
-        v = __builtin_bit_cast(T, words[k]);
+    for (int a = 0; a < kAhead; ++a) {
+      const std::int64_t pack = p + a * kThreads;
+      if (pack < packs) bits[a] = __ldg(reinterpret_cast<const uint4*>(x + head + pack * kPack));
+    }
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const std::int64_t pack = p + a * kThreads;
+      if (pack >= packs) continue;
+      const unsigned words[4] = {bits[a].x, bits[a].y, bits[a].z, bits[a].w};
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) {
+        T v;
+        if constexpr (sizeof(T) == 2) {
+          v.bits = static_cast<std::uint16_t>(words[k / 2] >> (k % 2 * 16));
+        } else {
+          v = __builtin_bit_cast(T, words[k]);
+        }
+        each(v, head + pack * kPack + k);
       }
-      each(v, at + k);
     }
   }
   for (std::int64_t i = head + packs * kPack + threadIdx.x; i < cols; i += kThreads) each(x[i], i);
