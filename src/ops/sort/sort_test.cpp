@@ -112,7 +112,7 @@ std::vector<double> mixed_values(Noise& noise, std::int64_t n, DType dtype) {
       const double shift = dtype == DType::kU32 ? 0x1p31 : 0;
       x.push_back(kind < 4 ? std::floor(v * 20 + 20) : std::floor(v * 0x1p31) + shift);
     } else if (kind == 0) {
-      x.push_back(kNaN);
+      x.push_back(v < 0 ? -kNaN : kNaN);
     } else if (kind == 1) {
       x.push_back(v < 0 ? -kInf : kInf);
     } else if (kind < 4) {
@@ -124,6 +124,21 @@ std::vector<double> mixed_values(Noise& noise, std::int64_t n, DType dtype) {
     }
   }
   return x;
+}
+
+TEST(SortOracle, GradientMatchesCentralDifference) {
+  Noise noise(1);
+  const std::int64_t n = 12, k = 5;
+  const auto x = random_values(noise, 2 * n, DType::kF64);
+  const auto dy = random_values(noise, 2 * k, DType::kF64);
+  const MakeOrder largest = [](const std::vector<double>& v) {
+    return sorted(v, true);
+  };
+  const auto loss = [&](const Arrays& at) {
+    const auto y = expected(at[0], {n, 1}, k, largest, {}).values;
+    return std::inner_product(y.begin(), y.end(), dy.begin(), 0.0);
+  };
+  expect_gradient(loss, {x}, {expected(x, {n, 1}, k, largest, dy).dx});
 }
 
 class Sort : public OnDevice {
