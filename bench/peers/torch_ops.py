@@ -194,8 +194,8 @@ class TorchOps:
 
     def sort(self, form, direction, rows, cols):
         op = {
-            "sort": lambda x: torch.sort(x, -1, stable=True),
-            "argsort": lambda x: torch.sort(x, -1, stable=True)[1],
+            "sort": lambda x: torch.sort(x, dim=-1, stable=True),
+            "argsort": lambda x: torch.sort(x, dim=-1, stable=True)[1],
             "topk8": lambda x: torch.topk(x, 8),
             "topk1024": lambda x: torch.topk(x, 1024),
             "argmax_rows": lambda x: torch.argmax(x, 1),
