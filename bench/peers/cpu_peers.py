@@ -120,6 +120,20 @@ class Mlx:
             return self.run(lambda: fn(logits))
         return self.backward_of(fn, [logits], self.randn(tokens, k))
 
+    def sort(self, form, direction, rows, cols):
+        op = {
+            "sort": lambda x: mx.sort(x, -1),
+            "argsort": lambda x: mx.argsort(x, -1),
+            "topk8": lambda x: mx.topk(x, 8),
+            "topk1024": lambda x: mx.topk(x, 1024),
+            "argmax_rows": lambda x: mx.argmax(x, 1),
+            "argmax_columns": lambda x: mx.argmax(x, 0),
+            "argmax_all": mx.argmax,
+            "argpartition": lambda x: mx.argpartition(x, -1024),
+        }[form]
+        x = self.randn(rows, cols)
+        return self.run(lambda: op(x))
+
 
 SLOW = 1.0  # seconds: a call that takes this long is timed once, its warm-up being the sample
 

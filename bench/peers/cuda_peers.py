@@ -46,7 +46,7 @@ class Compiled(Torch):
 
 class Liger(Torch):
     conv1d_depthwise_causal = take_along_axis = moe_route = matmul = None
-    log_softmax = cross_entropy = kl_divergence = linear_loss = None
+    log_softmax = cross_entropy = kl_divergence = linear_loss = sort = None
 
     def softmax(self, form, direction, rows, cols):
         x = self.randn(rows, cols).requires_grad_(direction == "bwd")
@@ -66,7 +66,7 @@ class Liger(Torch):
 
 class Fla(Torch):
     softmax = rms_norm = take_along_axis = moe_route = matmul = None
-    log_softmax = cross_entropy = kl_divergence = linear_loss = None
+    log_softmax = cross_entropy = kl_divergence = linear_loss = sort = None
 
     def conv1d_depthwise_causal(self, form, direction, tokens, channels, taps):
         if form == "step":

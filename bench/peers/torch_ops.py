@@ -219,3 +219,16 @@ class TorchOps:
         ids, values = torch.randint(cols, (rows, k), device=self.device), self.randn(rows, k)
         op = torch.scatter if form == "put" else torch.scatter_add
         return lambda: op(x, 1, ids, values)
+
+    def sort(self, form, direction, rows, cols):
+        op = {
+            "sort": lambda x: torch.sort(x, dim=-1, stable=True),
+            "argsort": lambda x: torch.sort(x, dim=-1, stable=True)[1],
+            "topk8": lambda x: torch.topk(x, 8),
+            "topk1024": lambda x: torch.topk(x, 1024),
+            "argmax_rows": lambda x: torch.argmax(x, 1),
+            "argmax_columns": lambda x: torch.argmax(x, 0),
+            "argmax_all": torch.argmax,
+        }[form]
+        fn, x = self.compiled(op), self.randn(rows, cols)
+        return lambda: fn(x)

@@ -1,14 +1,22 @@
-// sort: the elements along one axis in order, or the indices that put them in order.
+// sort: the elements along one axis in order, all or the foremost, and where they are.
 //
 // Formula    argsort p: x[p_0] ≤ x[p_1] ≤ …; equal ones by index; −0 = +0; NaN after every number
-//            sort    y_j = x[p_j]
-// Gradient   sort dx[p_j] = dy_j. Indices have none: nothing is recorded.
-// Layout     x: any shape, sorted along axis (negative: from the end); without an axis x is flattened. Other
-//            axes than the last and strided inputs are copied first.
+//            argpartition q: a permutation with x[q_i] ≤ x[q_kth] ≤ x[q_j] for i ≤ kth ≤ j, NaN as above. Where
+//            m = kth + 1 or m = n − kth is at most min(1024, n/4), those m stand as in p at the begin or the
+//            end, and the others in the order of their indices; elsewhere q = p
+//            topk t: the first k of x[t_0] ≥ x[t_1] ≥ …; equal ones by index; NaN after every number
+//            sort, partition, topk: x[p_j], x[q_j], x[t_j]
+//            argmax, argmin: the first index of the largest, of the smallest; of NaN where there is one
+// Gradient   dx[p_j] = dy_j, and 0 where topk did not choose. Indices have none: nothing is recorded.
+// Layout     x: any shape, in order along axis (negative: from the end); without an axis x is flattened. kth, also
+//            from the end. Other axes than the last and strided inputs are copied first. Saved: the indices.
 // Types      x: f32, f16, bf16, i32, u32. Indices are u32. Values are moved, never changed.
-// Cost       radix: a pass over the row for each 8 bits of the type, in cache up to 65,536 columns on a CPU and
-//            in one block's memory up to 16,384 on CUDA
-// Limits     rank ≥ 1 with an axis of less than 2³² elements; any extent may be 0.
+// Cost       sort: radix, a pass over the row for each 8 bits of the type, in cache up to 65,536 columns on a CPU
+//            and in one block's memory up to 16,384 on CUDA. topk with k ≤ 1024 and partition at its ends:
+//            reads the row once, on CUDA once and a sample of it, unless its elements are alike; a larger
+//            k is a sort. argmax, argmin: read x once.
+// Limits     rank ≥ 1 with an axis, of less than 2³² elements; any extent may be 0. 0 ≤ k ≤ n, −n ≤ kth < n.
+//            argmax and argmin of nothing are errors.
 #pragma once
 
 #include "mlxtape/base/error.h"
@@ -21,6 +29,30 @@ namespace mlxtape::ops {
 // The contract as code: the first rule broken, or nothing. op: the function's name.
 Check sort_check(const char* op, const Tensor& x, OptionalAxis axis);
 
+Check partition_check(const char* op, const Tensor& x, std::int64_t kth, OptionalAxis axis);
+Check topk_check(const Tensor& x, std::int64_t k, OptionalAxis axis);
+
 Tensor argsort(CommandEncoder& encoder, const Tensor& x, OptionalAxis axis = -1);
+Tensor sort(CommandEncoder& encoder, const Tensor& x, OptionalAxis axis = -1);
+Tensor sort(Tape& tape, const Tensor& x, OptionalAxis axis = -1);
+
+Tensor argpartition(CommandEncoder& encoder, const Tensor& x, std::int64_t kth,
+                    OptionalAxis axis = -1);
+Tensor partition(CommandEncoder& encoder, const Tensor& x, std::int64_t kth,
+                 OptionalAxis axis = -1);
+Tensor partition(Tape& tape, const Tensor& x, std::int64_t kth, OptionalAxis axis = -1);
+
+struct TopK {
+  Tensor values, indices;  // k along the axis
+};
+TopK topk(CommandEncoder& encoder, const Tensor& x, std::int64_t k, OptionalAxis axis = -1);
+TopK topk(Tape& tape, const Tensor& x, std::int64_t k, OptionalAxis axis = -1);
+
+// Without an axis: of all elements, counted as if x were flat.
+Check argmax_check(const char* op, const Tensor& x, OptionalAxis axis);
+Tensor argmax(CommandEncoder& encoder, const Tensor& x, OptionalAxis axis = std::nullopt,
+              bool keepdims = false);
+Tensor argmin(CommandEncoder& encoder, const Tensor& x, OptionalAxis axis = std::nullopt,
+              bool keepdims = false);
 
 }  // namespace mlxtape::ops

@@ -19,6 +19,7 @@
 #include "mlxtape/core/threads.h"
 #include "sort_args.h"
 #include "sort_keys.h"
+#include "sort_radix.h"
 
 namespace mlxtape::ops {
 
@@ -30,27 +31,25 @@ constexpr std::int64_t kFewest = 8192;  // columns worth cutting
 constexpr std::int64_t kPiece = 16384;
 constexpr std::int64_t kShort = 128;  // columns that are sorted by comparing
 
-constexpr int kDigits = 256;
-using Counts = std::array<std::uint32_t, kDigits>;
-
 // Entry: u64, or u32 for rows of up to 65,536 elements of 16 bits.
 template <class T, class Entry>
 struct Radix {
   static constexpr int kIndexBits = sizeof(Entry) * 4;
   static constexpr int kPasses = sizeof(KeyOf<T>);
 
-  static Entry entry(T v, std::int64_t index) {
-    return static_cast<Entry>(key_of(v)) << kIndexBits | static_cast<Entry>(index);
+  static Entry entry(T v, std::int64_t index, bool down) {
+    return static_cast<Entry>(key_in_order(v, down)) << kIndexBits | static_cast<Entry>(index);
   }
   static std::uint32_t index(Entry e) {
     return static_cast<std::uint32_t>(e & ((Entry{1} << kIndexBits) - 1));
   }
   static unsigned digit(Entry e, int pass) { return e >> (kIndexBits + 8 * pass) & 255U; }
 
-  static void make(const T* x, std::int64_t begin, std::int64_t end, Entry* to, Counts* counts) {
+  static void make(const T* x, std::int64_t begin, std::int64_t end, bool down, Entry* to,
+                   Counts* counts) {
     for (int p = 0; p < kPasses; ++p) counts[p].fill(0);
     for (std::int64_t i = begin; i < end; ++i) {
-      const Entry e = entry(x[i], i);
+      const Entry e = entry(x[i], i, down);
       to[i] = e;
       for (int p = 0; p < kPasses; ++p) ++counts[p][digit(e, p)];
     }
@@ -63,19 +62,16 @@ struct Result {
   const T* x;
   T* values;  // may be null
   std::uint32_t* indices;
+  std::int64_t keep;
+  bool down;
 
   void put(std::uint32_t at, Entry e) const {
+    if (at >= keep) return;
     const std::uint32_t i = Radix<T, Entry>::index(e);
     indices[at] = i;
     if (values != nullptr) values[at] = x[i];
   }
 };
-
-// counts become the place of each digit's first entry.
-void places(Counts& counts) {
-  std::uint32_t before = 0;
-  for (std::uint32_t& c : counts) before += std::exchange(c, before);
-}
 
 template <class T, class Entry>
 void move(const Entry* from, std::int64_t begin, std::int64_t end, int pass, Counts& place,
@@ -111,12 +107,12 @@ void sort_row(const T* x, std::int64_t n, Entry* a, Entry* b, const Result<T, En
     for (std::int64_t i = 0; i < n; ++i) result.put(static_cast<std::uint32_t>(i), sorted[i]);
   };
   if (n <= kShort) {
-    for (std::int64_t i = 0; i < n; ++i) a[i] = R::entry(x[i], i);
+    for (std::int64_t i = 0; i < n; ++i) a[i] = R::entry(x[i], i, result.down);
     std::sort(a, a + n);
     return finish(a);
   }
   std::array<Counts, R::kPasses> counts;
-  R::make(x, 0, n, a, counts.data());
+  R::make(x, 0, n, result.down, a, counts.data());
   std::array<int, R::kPasses> list;
   const int needed = passes_needed(counts, n, list);
   if (needed == 0) return finish(a);
@@ -161,8 +157,9 @@ void sort_long_row(const T* x, std::int64_t n, void* scratch,
       body(counts + piece * R::kPasses, piece * each, std::min(n, (piece + 1) * each));
     });
   };
-  for_pieces(
-      [&](Counts* own, std::int64_t begin, std::int64_t end) { R::make(x, begin, end, a, own); });
+  for_pieces([&](Counts* own, std::int64_t begin, std::int64_t end) {
+    R::make(x, begin, end, result.down, a, own);
+  });
   std::array<Counts, R::kPasses> all{};
   for (std::int64_t piece = 0; piece < pieces; ++piece) {
     for (std::size_t p = 0; p < R::kPasses; ++p) {
@@ -211,8 +208,9 @@ void sort_fwd(const KernelCall& call) {
   T* values = call.output<T>(0);
   auto* indices = call.output<std::uint32_t>(1);
   const auto result_of = [&]<class Entry>(std::int64_t row, Entry) {
-    const std::int64_t at = row * args.cols;
-    return Result<T, Entry>{x + at, values == nullptr ? nullptr : values + at, indices + at};
+    const std::int64_t at = row * args.keep;
+    return Result<T, Entry>{x + row * args.cols, values == nullptr ? nullptr : values + at,
+                            indices + at, args.keep, args.down != 0};
   };
   if (is_cut(args)) {
     for (std::int64_t r = 0; r < args.rows; ++r) {
@@ -239,7 +237,12 @@ void add_kernels(KernelRegistry& registry) {
 
 }  // namespace
 
+void register_sort_argmax_cpu(KernelRegistry& registry);
+void register_sort_select_cpu(KernelRegistry& registry);
+
 void register_sort_cpu(KernelRegistry& registry) {
+  register_sort_argmax_cpu(registry);
+  register_sort_select_cpu(registry);
   add_kernels<float>(registry);
   add_kernels<F16>(registry);
   add_kernels<BF16>(registry);

@@ -15,50 +15,13 @@
 #include "sort_args.h"
 #include "sort_block.cuh"
 #include "sort_keys.h"
+#include "sort_rows.cuh"
 
 namespace mlxtape::ops {
 
 namespace {
 
 using cuda::kWarp;
-
-template <class T>
-__device__ __forceinline__ Entry entry_of(T v, std::int64_t index) {
-  return static_cast<Entry>(key_of(v)) << 32U | static_cast<unsigned>(index);
-}
-
-template <class T>
-struct Result {
-  const T* x;
-  T* values;  // may be null
-  unsigned* indices;
-  __device__ void put(std::int64_t row_at, std::int64_t at, Entry e) const {
-    const auto i = static_cast<unsigned>(e);
-    indices[row_at + at] = i;
-    if (values != nullptr) values[row_at + at] = x[row_at + i];
-  }
-};
-
-// ---- rows that a block sorts ----
-
-template <class T, int kItems>
-__global__ void __launch_bounds__(1024) sort_rows(SortArgs args, Result<T> result) {
-  cuda::wait_turn();
-  extern __shared__ Entry room[];
-  const std::int64_t row_at = std::int64_t{blockIdx.x} * args.cols;
-  Entry e[kItems];
-#pragma unroll
-  for (int j = 0; j < kItems; ++j) {
-    const std::int64_t i = std::int64_t{j} * blockDim.x + threadIdx.x;
-    e[j] = i < args.cols ? entry_of(result.x[row_at + i], i) : kLastEntry;
-  }
-  block_sort(e, room);
-#pragma unroll
-  for (int j = 0; j < kItems; ++j) {
-    const std::int64_t at = std::int64_t{threadIdx.x} * kItems + j;
-    if (at < args.cols) result.put(row_at, at, e[j]);
-  }
-}
 
 // ---- long rows ----
 
@@ -73,6 +36,7 @@ constexpr std::int64_t kMostScratch = std::int64_t{256} << 20;  // bytes, but fo
 struct LongRows {
   std::int64_t first, cols, tiles;  // the first row of this launch
   int shift;                        // of the digit in an entry
+  bool down;
 };
 
 __device__ __forceinline__ int digit_of(Entry e, int shift) {
@@ -85,7 +49,8 @@ template <class T>
 struct FromX {
   const T* x;
   __device__ Entry get(const LongRows& rows, std::int64_t row, std::int64_t i) const {
-    return i < rows.cols ? entry_of(x[(rows.first + row) * rows.cols + i], i) : kLastEntry;
+    return i < rows.cols ? entry_of(x[(rows.first + row) * rows.cols + i], i, rows.down)
+                         : kLastEntry;
   }
 };
 struct FromEntries {
@@ -98,7 +63,7 @@ template <class T>
 struct ToResult {
   Result<T> result;
   __device__ void put(const LongRows& rows, std::int64_t row, std::int64_t at, Entry e) const {
-    result.put((rows.first + row) * rows.cols, at, e);
+    result.put(rows.first + row, at, e);
   }
 };
 struct ToEntries {
@@ -286,7 +251,7 @@ void sort_long(const SortArgs& args, const Result<T>& result, void* workspace,
   auto* counts = reinterpret_cast<unsigned*>(b + plan.entries);
   for (std::int64_t first = 0; first < args.rows; first += plan.rows) {
     const std::int64_t count = std::min(plan.rows, args.rows - first);
-    LongRows rows{first, args.cols, plan.tiles, 32};
+    LongRows rows{first, args.cols, plan.tiles, 32, args.down != 0};
     pass(rows, count, FromX<T>{result.x}, counts, ToEntries{a}, stream);
     if (plan.buffers == 2) {
       rows.shift = 40;
@@ -308,12 +273,11 @@ std::size_t workspace(const void* args) {
 template <class T>
 void sort_fwd(const KernelCall& call) {
   const auto& args = call.as<SortArgs>();
-  const Result<T> result{call.input<T>(0), call.output<T>(0), call.output<unsigned>(1)};
+  const Result<T> result{call.input<T>(0), call.output<T>(0), call.output<unsigned>(1), args.cols,
+                         args.keep};
   auto* stream = static_cast<cudaStream_t>(call.queue);
   if (args.cols > kMostSorted) return sort_long(args, result, call.workspace, stream);
-  const BlockSize size = block_for(args.cols);
-  const auto kernel = size.items == kMostItems ? sort_rows<T, kMostItems> : sort_rows<T, 8>;
-  cuda::launch(kernel, args.rows, size.threads, size.shared, 1, stream, args, result);
+  launch_sort_rows(args.rows, args.down != 0, result, stream);
 }
 
 template <class T>
@@ -324,7 +288,12 @@ void add_kernels(KernelRegistry& registry) {
 
 }  // namespace
 
+void register_sort_argmax_cuda(KernelRegistry& registry);
+void register_sort_select_cuda(KernelRegistry& registry);
+
 void register_sort_cuda(KernelRegistry& registry) {
+  register_sort_argmax_cuda(registry);
+  register_sort_select_cuda(registry);
   add_kernels<float>(registry);
   add_kernels<F16>(registry);
   add_kernels<BF16>(registry);

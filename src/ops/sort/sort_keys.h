@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "mlxtape/base/half.h"
 
@@ -28,6 +29,17 @@ constexpr std::uint16_t half_key(std::uint32_t bits, std::uint32_t infinity) {
 }
 constexpr std::uint16_t key_of(F16 v) { return half_key(v.bits, 0x7c00U); }
 constexpr std::uint16_t key_of(BF16 v) { return half_key(v.bits, 0x7f80U); }
+
+// down: the largest number has the smallest key; NaN has the largest still.
+template <class T>
+constexpr auto key_in_order(T v, bool down) {
+  const auto key = key_of(v);
+  using Key = decltype(key_of(v));
+  if (!down) return key;
+  constexpr bool has_nan = sizeof(T) == 2 || std::is_same_v<T, float>;
+  constexpr auto last = static_cast<Key>(~Key{0});
+  return has_nan && key == last ? last : static_cast<Key>(~key);
+}
 
 template <class T>
 using KeyOf = decltype(key_of(T()));
