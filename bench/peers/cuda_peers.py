@@ -47,6 +47,7 @@ class Compiled(Torch):
 class Liger(Torch):
     conv1d_depthwise_causal = take_along_axis = moe_route = matmul = None
     log_softmax = cross_entropy = kl_divergence = linear_loss = None
+    scan = dropout = random = None
 
     def softmax(self, form, direction, rows, cols):
         x = self.randn(rows, cols).requires_grad_(direction == "bwd")
@@ -67,6 +68,7 @@ class Liger(Torch):
 class Fla(Torch):
     softmax = rms_norm = take_along_axis = moe_route = matmul = None
     log_softmax = cross_entropy = kl_divergence = linear_loss = None
+    scan = dropout = random = None
 
     def conv1d_depthwise_causal(self, form, direction, tokens, channels, taps):
         if form == "step":

@@ -89,11 +89,13 @@ class TorchOps:
             fn = self.compiled(lambda x, w, o: F.rms_norm(x + o, (cols,), w, EPS))
         elif form == "gated":
             fn = self.compiled(lambda x, w, o: F.rms_norm(x, (cols,), w, EPS) * F.silu(o))
+        elif form == "l2":
+            fn = self.compiled(lambda x, w, o: F.normalize(x, dim=-1))
         else:
             fn = self.compiled(lambda x, w, o: F.rms_norm(x, (cols,), w, EPS))
         if not grad:
             return lambda: fn(x, w, other)
-        inputs = (x, w) if form == "" else (x, w, other)
+        inputs = {"": (x, w), "l2": (x,)}.get(form, (x, w, other))
         return self.backward_of(fn(x, w, other), inputs, self.randn(rows, cols))
 
     def conv1d_depthwise_causal(self, form, direction, tokens, channels, taps):
@@ -191,3 +193,21 @@ class TorchOps:
         }[name]
         fn, x = self.compiled(op), self.randn(rows, cols)
         return lambda: fn(x, dim)
+
+    def scan(self, form, direction, rows, cols):
+        x, dim = self.randn(rows, cols), 0 if form == "columns" else 1
+        if form == "reverse":
+            fn = self.compiled(lambda x: x.flip(dim).cumsum(dim).flip(dim))
+        else:
+            fn = self.compiled(lambda x: torch.cumsum(x, dim))
+        return lambda: fn(x)
+
+    def dropout(self, form, direction, rows, cols):
+        x = self.randn(rows, cols)
+        fn = self.compiled(lambda x: F.dropout(x, 0.1))
+        return lambda: fn(x)
+
+    def random(self, form, direction, n):
+        draw = {"uniform": torch.rand, "normal": torch.randn}[form]
+        fn = self.compiled(lambda: draw(n, dtype=self.dtype, device=self.device))
+        return fn
