@@ -83,7 +83,7 @@ __device__ __forceinline__ float rounded(float v) {
 // min(f32(w)/2³², the largest T below 1): 24, 11 or 8 bits of it.
 template <class T>
 __device__ __forceinline__ float unit(unsigned word) {
-  constexpr float kBelowOne = 1 - (sizeof(T) == 4              ? 0x1p-24F
+  constexpr float kBelowOne = 1 - (sizeof(T) == 4           ? 0x1p-24F
                                    : std::is_same_v<T, F16> ? 0x1p-11F
                                                             : 0x1p-8F);
   return fminf(__uint2float_rn(word) * 0x1p-32F, kBelowOne);

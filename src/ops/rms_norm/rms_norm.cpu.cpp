@@ -182,7 +182,8 @@ HWY_INLINE void find_r(DF d, const T* x, std::size_t n, const RmsNormArgs& a, fl
 }
 
 template <class W, int kRows, class T>
-void forward_group(const T* x, const float* w, T* y, float* r, std::size_t n, const RmsNormArgs& a) {
+void forward_group(const T* x, const float* w, T* y, float* r, std::size_t n,
+                   const RmsNormArgs& a) {
   const DF d;
   find_r<W, kRows>(d, x, n, a, r);
   const std::size_t ahead = std::max(kRows * n, kAhead);

@@ -391,16 +391,16 @@ TEST_P(RmsNorm, L2NormMatchesOracle) {
         const bool strided = rows == 5;
         const Shape shape{rows, cols};
         Tape tape(encoder());
-        const Tensor x = tape.watch(strided ? upload_strided(in.x, shape, dtype)
-                                            : upload(in.x, shape, dtype));
+        const Tensor x =
+            tape.watch(strided ? upload_strided(in.x, shape, dtype) : upload(in.x, shape, dtype));
         const Tensor y = ops::l2_norm(tape, x, static_cast<float>(in.eps));
         const std::string at = "l2_norm " + to_string(shape) + " " + name_of(dtype);
         expect_close("y of " + at, download(y), oracle(in).y, dtype, cols);
         const Tensor root = ops::l2_norm(encoder(), x.detach(), static_cast<float>(in.eps)).r;
         const auto r = download(root);
         expect_close("r of " + at, r, oracle(in).r, DType::kF32, cols);
-        tape.backward(y, strided ? upload_strided(in.dy, shape, dtype)
-                                 : upload(in.dy, shape, dtype));
+        tape.backward(y,
+                      strided ? upload_strided(in.dy, shape, dtype) : upload(in.dy, shape, dtype));
         expect_close("dx of " + at, download(tape.grad(x)), oracle(in, &r).dx, dtype, cols);
       }
     }
