@@ -71,8 +71,9 @@ void for_words(const std::uint32_t* key, std::int64_t n, const Fn& fn) {
   parallel_for(tasks, [&](std::int64_t task) HWY_ATTR {
     const DU du;
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(du));
+    const VU places = hn::Iota(du, 0);
     const auto counter = [&](std::int64_t i) HWY_ATTR {
-      return hn::Iota(du, static_cast<std::uint32_t>(i));
+      return hn::Add(hn::Set(du, static_cast<std::uint32_t>(i)), places);
     };
     std::int64_t i = task * kThreefryTask;
     const std::int64_t end = std::min(pairs, i + kThreefryTask);
