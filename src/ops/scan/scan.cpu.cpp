@@ -1,6 +1,6 @@
 // CPU kernels of scan (formula: mlxtape/ops/scan.h). Bound by memory.
 //
-// A strip is a row, or up to kTile neighbouring columns where the axis is not the last. Where there are many
+// A strip is a row, or some neighbouring columns where the axis is not the last. Where there are many
 // strips, each is one task and read once. Where there are few, they are cut into pieces, and kGroup pieces at a time
 // are first summed and then scanned, so that the second read finds them in the cache. Pieces are joined in
 // their order: which thread has which does not matter.
@@ -18,29 +18,35 @@ HWY_BEFORE_NAMESPACE();
 namespace mlxtape::ops::HWY_NAMESPACE {
 namespace {
 
-constexpr std::int64_t kTile = 512;      // columns: their sums stay in the first-level cache
+constexpr std::int64_t kTile = 512;  // columns at most: their sums stay in the first-level cache
+constexpr std::int64_t kLeastTile =
+    128;                                 // at least, if there are as many: lines next to each other
 constexpr std::int64_t kPiece = 16384;   // elements
-constexpr std::int64_t kGroup = 16;      // pieces: 1 MiB of f32
+constexpr std::int64_t kGroup = 16;      // pieces of strips: 1 MiB of f32
 constexpr std::int64_t kFewStrips = 16;  // fewer are cut
 constexpr std::size_t kMostVectors = 4;  // of columns whose sums stay in registers
 
 // ---- how the work is cut: by shape alone ----
 
 struct Cut {
-  std::int64_t tiles, each, pieces;  // each: positions along the axis
+  std::int64_t tile, tiles;  // columns of a strip, and strips side by side
+  std::int64_t each, pieces,
+      group;  // each: positions along the axis; group: pieces worked on at once
 };
 Cut cut_of(const ScanArgs& a) {
-  const std::int64_t tiles = ceil_div(a.inner, kTile);
-  const std::int64_t each = std::max<std::int64_t>(1, kPiece / std::min(a.inner, kTile));
-  if (a.outer * tiles >= kFewStrips || a.count < 2 * each) return {tiles, a.count, 1};
-  return {tiles, each, ceil_div(a.count, each)};
+  const std::int64_t share = a.outer * a.inner / (2 * kFewStrips) / kLeastTile * kLeastTile;
+  const std::int64_t tile = std::clamp(share, kLeastTile, kTile);
+  const std::int64_t tiles = ceil_div(a.inner, tile);
+  const std::int64_t each = std::max<std::int64_t>(1, kPiece / std::min(a.inner, tile));
+  if (a.outer * tiles >= kFewStrips || a.count < 2 * each) return {tile, tiles, a.count, 1, 1};
+  return {tile, tiles, each, ceil_div(a.count, each), ceil_div(kGroup, tiles)};
 }
 
-// Each piece's sum, [kGroup, inner], and the sum of all pieces before, [inner].
+// Each piece's sum, [group, inner], and the sum of all pieces before, [inner].
 std::size_t workspace(const void* args) {
   const auto& a = *static_cast<const ScanArgs*>(args);
-  return cut_of(a).pieces == 1 ? 0
-                               : static_cast<std::size_t>((kGroup + 1) * a.inner) * sizeof(float);
+  const Cut cut = cut_of(a);
+  return cut.pieces == 1 ? 0 : static_cast<std::size_t>((cut.group + 1) * a.inner) * sizeof(float);
 }
 
 // ---- rows ----
@@ -159,60 +165,78 @@ HWY_INLINE void scan_piece_of_row(const ScanArgs& args, const T* x, T* y, std::i
 // ---- columns ----
 
 // width columns of n rows, step elements apart (below 0: the last row first); sum [width] is what came before
-// and becomes what comes after. kWrite: also y.
-template <bool kWrite, class T>
+// and becomes what comes after. kWrite: also y; kStream: past the cache.
+template <bool kWrite, bool kStream, class T>
 HWY_INLINE void scan_wide(DF d, const T* x, T* y, std::int64_t n, std::int64_t step,
                           std::size_t width, bool exclusive, float* sum) {
+  const std::size_t lanes = hn::Lanes(d);
   for (std::int64_t r = 0; r < n; ++r, x += step, y += kWrite ? step : 0) {
-    for_row(
-        d, width,
-        [&](std::size_t i) HWY_ATTR {
-          const VF before = hn::LoadU(d, sum + i);
-          const VF after = hn::Add(before, load(d, x + i));
-          if constexpr (kWrite) store(d, exclusive ? before : after, y + i);
-          hn::StoreU(after, d, sum + i);
-        },
-        [&](std::size_t i, std::size_t count) HWY_ATTR {
-          const VF before = load_n(d, sum + i, count);
-          const VF after = hn::Add(before, load_n(d, x + i, count));
-          if constexpr (kWrite) store_n(d, exclusive ? before : after, y + i, count);
-          store_n(d, after, sum + i, count);
-        });
+    std::size_t i = 0;
+    for (; i + 2 * lanes <= width; i += 2 * lanes) {
+      const VF a = hn::LoadU(d, sum + i), b = hn::LoadU(d, sum + i + lanes);
+      const VF after_a = hn::Add(a, load(d, x + i));
+      const VF after_b = hn::Add(b, load(d, x + i + lanes));
+      if constexpr (kWrite) {
+        store2<kStream>(d, exclusive ? a : after_a, exclusive ? b : after_b, y + i);
+      }
+      hn::StoreU(after_a, d, sum + i);
+      hn::StoreU(after_b, d, sum + i + lanes);
+    }
+    for (std::size_t count; i < width; i += count) {
+      count = std::min(lanes, width - i);
+      const VF before = load_n(d, sum + i, count);
+      const VF after = hn::Add(before, load_n(d, x + i, count));
+      if constexpr (kWrite) store_n(d, exclusive ? before : after, y + i, count);
+      store_n(d, after, sum + i, count);
+    }
   }
 }
 
 // The same for kVectors vectors, of which the last has count lanes: the sums stay in registers.
-template <bool kWrite, int kVectors, class T>
+template <bool kWrite, bool kStream, int kVectors, class T>
 HWY_INLINE void scan_narrow(DF d, const T* x, T* y, std::int64_t n, std::int64_t step,
                             std::size_t count, bool exclusive, float* sum) {
   const std::size_t lanes = hn::Lanes(d);
   constexpr std::size_t kLast = kVectors - 1;
-  VF all[kVectors];
+  VF all[kVectors], out[kVectors];
   for (std::size_t v = 0; v < kLast; ++v) all[v] = hn::LoadU(d, sum + v * lanes);
   all[kLast] = load_n(d, sum + kLast * lanes, count);
+  const bool is_whole = count == lanes;
   for (std::int64_t r = 0; r < n; ++r, x += step, y += kWrite ? step : 0) {
     for (std::size_t v = 0; v <= kLast; ++v) {
+      const T* from = x + v * lanes;
       const VF before = all[v];
-      const bool whole = v < kLast || count == lanes;
-      all[v] = hn::Add(before, whole ? load(d, x + v * lanes) : load_n(d, x + v * lanes, count));
-      if constexpr (kWrite) {
-        const VF out = exclusive ? before : all[v];
-        whole ? store(d, out, y + v * lanes) : store_n(d, out, y + v * lanes, count);
+      all[v] = hn::Add(before, v < kLast || is_whole ? load(d, from) : load_n(d, from, count));
+      out[v] = exclusive ? before : all[v];
+    }
+    if constexpr (kWrite) {
+      for (std::size_t v = 0; v + 1 < kLast; v += 2) {
+        store2<kStream>(d, out[v], out[v + 1], y + v * lanes);
       }
+      T* to = y + kLast * lanes;
+      if constexpr (kVectors % 2 == 0) {
+        if (is_whole) {
+          store2<kStream>(d, out[kLast - 1], out[kLast], to - lanes);
+          continue;
+        }
+        store(d, out[kLast - 1], to - lanes);
+      }
+      is_whole ? store(d, out[kLast], to) : store_n(d, out[kLast], to, count);
     }
   }
   for (std::size_t v = 0; v < kLast; ++v) hn::StoreU(all[v], d, sum + v * lanes);
   store_n(d, all[kLast], sum + kLast * lanes, count);
 }
 
-template <bool kWrite, class T>
+template <bool kWrite, bool kStream, class T>
 void scan_columns(const T* x, T* y, std::int64_t n, std::int64_t step, std::size_t width,
                   bool exclusive, float* sum) {
   const DF d;
   const std::size_t lanes = hn::Lanes(d);
   const std::size_t vectors = (width + lanes - 1) / lanes;
   const auto narrow_by = [&](auto count) HWY_ATTR {
-    scan_narrow<kWrite, count()>(d, x, y, n, step, width - (vectors - 1) * lanes, exclusive, sum);
+    scan_narrow<kWrite, kStream, count()>(d, x, y, n, step, width - (vectors - 1) * lanes,
+                                          exclusive, sum);
   };
   static_assert(kMostVectors == 4);
   switch (vectors) {
@@ -220,7 +244,7 @@ void scan_columns(const T* x, T* y, std::int64_t n, std::int64_t step, std::size
     case 2: return narrow_by(std::integral_constant<int, 2>());
     case 3: return narrow_by(std::integral_constant<int, 3>());
     case 4: return narrow_by(std::integral_constant<int, 4>());
-    default: scan_wide<kWrite>(d, x, y, n, step, width, exclusive, sum);
+    default: scan_wide<kWrite, kStream>(d, x, y, n, step, width, exclusive, sum);
   }
 }
 
@@ -243,16 +267,26 @@ struct Strips {
   T* y;
   bool stream;
 
-  // Columns, from first on, of piece p, summed into sum; with kWrite also scanned.
+  std::size_t width_of(std::int64_t tile) const {
+    return static_cast<std::size_t>(std::min(cut.tile, args.inner - tile * cut.tile));
+  }
+
+  // The columns of a tile, of piece p, summed into sum; with kWrite also scanned.
   template <bool kWrite>
   void columns(std::int64_t outer, std::int64_t tile, std::int64_t p, float* sum) const {
     const Range range = range_of(args, cut, p);
     const bool back = args.reverse != 0;
     const std::int64_t row = outer * args.count + range.first + (back ? range.n - 1 : 0);
-    const std::int64_t at = row * args.inner + tile * kTile;
-    const auto width = static_cast<std::size_t>(std::min(kTile, args.inner - tile * kTile));
-    scan_columns<kWrite>(x + at, kWrite ? y + at : y, range.n, back ? -args.inner : args.inner,
-                         width, args.exclusive != 0, sum);
+    const std::int64_t at = row * args.inner + tile * cut.tile;
+    const auto run = [&](auto past_cache) {
+      scan_columns<kWrite, past_cache()>(x + at, kWrite ? y + at : y, range.n,
+                                         back ? -args.inner : args.inner, width_of(tile),
+                                         args.exclusive != 0, sum);
+    };
+    // Every row of the strip must begin a line.
+    const bool aligned = reinterpret_cast<std::uintptr_t>(y + at) % 64 == 0 &&
+                         args.inner * static_cast<std::int64_t>(sizeof(T)) % 64 == 0;
+    kWrite&& stream&& aligned ? run(std::true_type()) : run(std::false_type());
   }
   float sum_of_row(std::int64_t outer, std::int64_t p) const {
     const Range range = range_of(args, cut, p);
@@ -268,7 +302,7 @@ struct Strips {
   void whole() const {
     const std::int64_t strips = args.outer * cut.tiles;
     const std::int64_t strip_bytes =
-        2 * args.count * std::min(args.inner, kTile) * static_cast<std::int64_t>(sizeof(T));
+        2 * args.count * std::min(args.inner, cut.tile) * static_cast<std::int64_t>(sizeof(T));
     const std::int64_t each = cpu::rows_per_task(strip_bytes);
     parallel_for(ceil_div(strips, each), [&](std::int64_t task) {
       for (std::int64_t s = task * each; s < std::min(strips, (task + 1) * each); ++s) {
@@ -276,8 +310,8 @@ struct Strips {
           row(s, 0, 0);
           continue;
         }
-        float* sum = cpu::thread_scratch(kTile);
-        std::fill(sum, sum + kTile, 0.0F);
+        float* sum = cpu::thread_scratch(cut.tile);
+        std::fill(sum, sum + cut.tile, 0.0F);
         columns<true>(s / cut.tiles, s % cut.tiles, 0, sum);
       }
       hwy::FlushStream();
@@ -285,13 +319,13 @@ struct Strips {
   }
 
   void in_pieces(float* sums) const {
-    float* before = sums + kGroup * args.inner;  // [inner]
+    float* before = sums + cut.group * args.inner;  // [inner]
     for (std::int64_t outer = 0; outer < args.outer; ++outer) {
       std::fill(before, before + args.inner, 0.0F);
-      for (std::int64_t first = 0; first < cut.pieces; first += kGroup) {
-        const std::int64_t tasks = std::min(kGroup, cut.pieces - first) * cut.tiles;
+      for (std::int64_t first = 0; first < cut.pieces; first += cut.group) {
+        const std::int64_t tasks = std::min(cut.group, cut.pieces - first) * cut.tiles;
         const auto sum_of = [&](std::int64_t task) {
-          return sums + task / cut.tiles * args.inner + task % cut.tiles * kTile;
+          return sums + task / cut.tiles * args.inner + task % cut.tiles * cut.tile;
         };
         parallel_for(tasks, [&](std::int64_t task) {
           float* sum = sum_of(task);
@@ -299,7 +333,7 @@ struct Strips {
           if (args.inner == 1) {
             *sum = sum_of_row(outer, p);
           } else {
-            std::fill(sum, sum + std::min(kTile, args.inner - tile * kTile), 0.0F);
+            std::fill(sum, sum + width_of(tile), 0.0F);
             columns<false>(outer, tile, p, sum);
           }
         });
