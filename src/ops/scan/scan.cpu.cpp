@@ -286,7 +286,11 @@ struct Strips {
     // Every row of the strip must begin a line.
     const bool aligned = reinterpret_cast<std::uintptr_t>(y + at) % 64 == 0 &&
                          args.inner * static_cast<std::int64_t>(sizeof(T)) % 64 == 0;
-    kWrite&& stream&& aligned ? run(std::true_type()) : run(std::false_type());
+    if (kWrite && stream && aligned) {
+      run(std::true_type());
+    } else {
+      run(std::false_type());
+    }
   }
   float sum_of_row(std::int64_t outer, std::int64_t p) const {
     const Range range = range_of(args, cut, p);
