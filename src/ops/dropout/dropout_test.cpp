@@ -193,6 +193,37 @@ TEST_P(Dropout, CheckpointLeavesOtherSequencesAlone) {
   EXPECT_EQ(grad(true), grad(false));
 }
 
+// A whole step as a graph: each replay draws on, and its checkpoint draws again what it drew.
+TEST_P(Dropout, ReplayedStepsAreThoseOfTheTape) {
+  Noise noise(6);
+  const Tensor start = upload(random_values(noise, 500, DType::kF32), {500}, DType::kF32);
+  const Tensor dy = upload(random_values(noise, 500, DType::kF32), {500}, DType::kF32);
+  const auto step = [&](ops::KeySequence& keys) {
+    Tape tape(encoder());
+    const Tensor x = tape.watch(start);
+    const auto layer = [&](Tape& t, const std::vector<Tensor>& in) {
+      return std::vector<Tensor>{ops::dropout(t, ops::tanh(t, in[0]), 0.4, keys.next(t))};
+    };
+    const Tensor y = checkpoint(tape, layer, checkpoint(tape, layer, {x}))[0];
+    tape.backward(y, dy);
+    return std::vector<Tensor>{y, tape.grad(x), keys.state()};
+  };
+  ops::KeySequence keys(encoder(), 9), plain(encoder(), 9);
+  encoder().begin_capture();
+  const std::vector<Tensor> results = step(keys);
+  const auto graph = encoder().end_capture();
+  std::vector<unsigned char> last;
+  for (int i = 0; i < 3; ++i) {
+    encoder().replay(*graph);
+    const std::vector<Tensor> want = step(plain);
+    for (std::size_t k = 0; k < want.size(); ++k) {
+      EXPECT_EQ(bits_of(encoder(), results[k]), bits_of(encoder(), want[k])) << i << " " << k;
+    }
+    EXPECT_NE(bits_of(encoder(), results[1]), last);
+    last = bits_of(encoder(), results[1]);
+  }
+}
+
 TEST_P(Dropout, SameBitsOnEveryRun) {
   Noise noise(2);
   const Tensor x = upload(random_values(noise, 100003, DType::kF32), {100003}, DType::kF32);

@@ -261,7 +261,6 @@ TEST_P(Random, LargeDrawsMatchTheFormula) {
 
 // A graph that draws has another key each time it is replayed, the same ones as without a graph.
 TEST_P(Random, ReplayedStepsDrawOn) {
-  if (GetParam() != Backend::kCuda) GTEST_SKIP() << "graphs are for devices with queues";
   ops::KeySequence keys(encoder(), 5), plain(encoder(), 5);
   encoder().begin_capture();
   const Tensor drawn = ops::random_bits(encoder(), keys.next(encoder()), {4});
