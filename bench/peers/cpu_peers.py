@@ -74,12 +74,16 @@ class Mlx:
             fn = lambda x, w, o: mx.fast.rms_norm(x + o, w, EPS)
         elif form == "gated":
             fn = lambda x, w, o: mx.fast.rms_norm(x, w, EPS) * mlx_nn.silu(o)
+        elif form == "l2":
+            fn = lambda x, w, o: x * mx.rsqrt((x * x).sum(-1, keepdims=True) + EPS)
         else:
             fn = lambda x, w, o: mx.fast.rms_norm(x, w, EPS)
         if direction == "fwd":
             return self.run(lambda: fn(x, w, other))
         if form == "":
             return self.backward_of(lambda x, w: fn(x, w, None), [x, w], self.randn(rows, cols))
+        if form == "l2":
+            return self.backward_of(lambda x: fn(x, None, None), [x], self.randn(rows, cols))
         return self.backward_of(fn, [x, w, other], self.randn(rows, cols))
 
     def conv1d_depthwise_causal(self, form, direction, tokens, channels, taps):
@@ -133,6 +137,18 @@ class Mlx:
         }[form]
         x = self.randn(rows, cols)
         return self.run(lambda: op(x))
+
+    def scan(self, form, direction, rows, cols):
+        x, axis = self.randn(rows, cols), 0 if form == "columns" else 1
+        return self.run(lambda: mx.cumsum(x, axis, reverse=form == "reverse"))
+
+    def dropout(self, form, direction, rows, cols):
+        x, fn = self.randn(rows, cols), mlx_nn.Dropout(0.1)
+        return self.run(lambda: fn(x))
+
+    def random(self, form, direction, n):
+        draw = {"uniform": mx.random.uniform, "normal": mx.random.normal}[form]
+        return self.run(lambda: draw(shape=(n,), dtype=self.dtype))
 
 
 SLOW = 1.0  # seconds: a call that takes this long is timed once, its warm-up being the sample

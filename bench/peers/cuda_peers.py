@@ -14,7 +14,7 @@ import sys
 import time
 
 import torch
-from torch_ops import EPS, TorchOps
+from torch_ops import EPS, Inputs, TorchOps
 
 try:
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
@@ -35,19 +35,11 @@ SAMPLE_US = 10000  # replays that are timed together: a graph's own launch costs
 torch._functorch.config.donated_buffer = False  # a graph is walked more than once
 
 
-class Torch(TorchOps):
-    def __init__(self, dtype):
-        super().__init__(dtype, "cuda")
-
-
-class Compiled(Torch):
+class Compiled(TorchOps):
     compiled = staticmethod(lambda fn: torch.compile(fn, dynamic=False))
 
 
-class Liger(Torch):
-    conv1d_depthwise_causal = take_along_axis = moe_route = matmul = None
-    log_softmax = cross_entropy = kl_divergence = linear_loss = sort = None
-
+class Liger(Inputs):
     def softmax(self, form, direction, rows, cols):
         x = self.randn(rows, cols).requires_grad_(direction == "bwd")
         if direction == "fwd":
@@ -64,10 +56,7 @@ class Liger(Torch):
         return self.backward_of(run(), (x, w), self.randn(rows, cols)) if grad else run
 
 
-class Fla(Torch):
-    softmax = rms_norm = take_along_axis = moe_route = matmul = None
-    log_softmax = cross_entropy = kl_divergence = linear_loss = sort = None
-
+class Fla(Inputs):
     def conv1d_depthwise_causal(self, form, direction, tokens, channels, taps):
         if form == "step":
             raise NotImplementedError("whole sequences alone")
@@ -79,7 +68,7 @@ class Fla(Torch):
 
 
 def peers():
-    found = {"torch": Torch, "torch.compile": Compiled}
+    found = {"torch": TorchOps, "torch.compile": Compiled}
     if LigerRMSNormFunction:
         found["liger"] = Liger
     if causal_conv1d:
@@ -154,7 +143,7 @@ def main():
             torch.cuda.empty_cache()
             for name, kind in peers().items():
                 try:
-                    make = getattr(kind(ask["dtype"]), ask["op"], None)
+                    make = getattr(kind(ask["dtype"], "cuda"), ask["op"], None)
                     if make:
                         shape = [int(n) for n in ask["shape"].split("x")]
                         rows[name] = Row(make, ask["form"], ask["pass"], shape)

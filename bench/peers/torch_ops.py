@@ -7,9 +7,7 @@ import torch.nn.functional as F
 EPS = 1e-6
 
 
-class TorchOps:
-    compiled = staticmethod(lambda fn: fn)  # a subclass may wrap what is timed
-
+class Inputs:
     def __init__(self, dtype, device):
         self.dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype]
         self.device = device
@@ -23,6 +21,10 @@ class TorchOps:
     @staticmethod
     def backward_of(y, inputs, dy):
         return lambda: torch.autograd.grad(y, inputs, dy, retain_graph=True)
+
+
+class TorchOps(Inputs):
+    compiled = staticmethod(lambda fn: fn)  # a subclass may wrap what is timed
 
     def softmax(self, form, direction, rows, cols):
         x = self.randn(rows, cols)
@@ -89,11 +91,13 @@ class TorchOps:
             fn = self.compiled(lambda x, w, o: F.rms_norm(x + o, (cols,), w, EPS))
         elif form == "gated":
             fn = self.compiled(lambda x, w, o: F.rms_norm(x, (cols,), w, EPS) * F.silu(o))
+        elif form == "l2":
+            fn = self.compiled(lambda x, w, o: F.normalize(x, dim=-1))
         else:
             fn = self.compiled(lambda x, w, o: F.rms_norm(x, (cols,), w, EPS))
         if not grad:
             return lambda: fn(x, w, other)
-        inputs = (x, w) if form == "" else (x, w, other)
+        inputs = {"": (x, w), "l2": (x,)}.get(form, (x, w, other))
         return self.backward_of(fn(x, w, other), inputs, self.randn(rows, cols))
 
     def conv1d_depthwise_causal(self, form, direction, tokens, channels, taps):
@@ -232,3 +236,21 @@ class TorchOps:
         }[form]
         fn, x = self.compiled(op), self.randn(rows, cols)
         return lambda: fn(x)
+
+    def scan(self, form, direction, rows, cols):
+        x, dim = self.randn(rows, cols), 0 if form == "columns" else 1
+        if form == "reverse":
+            fn = self.compiled(lambda x: x.flip(dim).cumsum(dim).flip(dim))
+        else:
+            fn = self.compiled(lambda x: torch.cumsum(x, dim))
+        return lambda: fn(x)
+
+    def dropout(self, form, direction, rows, cols):
+        x = self.randn(rows, cols)
+        fn = self.compiled(lambda x: F.dropout(x, 0.1))
+        return lambda: fn(x)
+
+    def random(self, form, direction, n):
+        draw = {"uniform": torch.rand, "normal": torch.randn}[form]
+        fn = self.compiled(lambda: draw(n, dtype=self.dtype, device=self.device))
+        return fn

@@ -15,15 +15,30 @@ namespace {
 struct Kept {
   TapeFn fn;
   std::vector<Tensor> uses;  // in the order of the node's inputs
+  std::vector<Tape::Impl::Carried> carried;
 };
+
+Tensor copy_of(CommandEncoder& encoder, const Tensor& t) {
+  Tensor copy = encoder.empty_like(t);
+  encoder.copy(t, copy);
+  return copy;
+}
 
 void checkpoint_backward(Pullback& pullback) {
   const auto kept = std::static_pointer_cast<const Kept>(pullback.saved().object);
   std::vector<Tensor> arguments;
   for (std::size_t i = 0; i < pullback.saved().size(); ++i)
     arguments.push_back(pullback.saved()[i]);
+  // What fn draws from is for its second run as it was for the first, and then again as the walk found it.
+  CommandEncoder& encoder = pullback.encoder();
+  std::vector<Tensor> found;
+  for (const auto& [state, before] : kept->carried) {
+    found.push_back(copy_of(encoder, state));
+    encoder.copy(before, state);
+  }
   Tape again(pullback.tape());
   const std::vector<Tensor> results = kept->fn(again, arguments);
+  for (std::size_t i = 0; i < found.size(); ++i) encoder.copy(found[i], kept->carried[i].state);
   std::vector<std::pair<Tensor, Tensor>> seeds;
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (is_float(results[i].dtype()) && pullback.has_grad(i)) {
@@ -49,6 +64,7 @@ std::vector<Tensor> checkpoint(Tape& tape, TapeFn fn, const std::vector<Tensor>&
   {
     Tape dry(tape);
     dry.impl().noting = &kept->uses;
+    if (tape.impl().recording) dry.impl().carried = &kept->carried;
     results = fn(dry, inputs);
   }
   if (!tape.impl().recording) return results;
@@ -71,6 +87,19 @@ std::vector<Tensor> checkpoint(Tape& tape, TapeFn fn, const std::vector<Tensor>&
   saved.object = kept;
   tape.impl().record("checkpoint", checkpoint_backward, uses, outputs, std::move(saved));
   return results;
+}
+
+void Tape::carry(const Tensor& state) {
+  for (const Impl* tape = &impl(); tape != nullptr; tape = tape->outer) {
+    if (tape->carried == nullptr) continue;
+    const auto same = [&](const Impl::Carried& c) {
+      return c.state.buffer().storage() == state.buffer().storage() &&
+             c.state.offset() == state.offset();
+    };
+    if (std::none_of(tape->carried->begin(), tape->carried->end(), same)) {
+      tape->carried->push_back({state, copy_of(encoder(), state)});
+    }
+  }
 }
 
 ValueAndGrad value_and_grad(ScalarFn fn, std::vector<std::size_t> of) {

@@ -94,6 +94,10 @@ struct Tape::Impl {
   std::vector<char> given;          // for each edge, during a walk
   std::vector<Tensor>* noting =
       nullptr;  // instead of recording: what the outer tape tracks of the inputs
+  struct Carried {
+    Tensor state, before;  // the tensor, and a copy of what was in it at first
+  };
+  std::vector<Carried>* carried = nullptr;  // of the checkpoint whose first run this tape serves
 
   // Is x a value here, or a value of an outer tape? Throws where x is a view that no tape knows of.
   bool tracks(const Tensor& x) const;

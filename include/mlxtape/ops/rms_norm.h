@@ -1,16 +1,18 @@
 // rms_norm: each row divided by its root mean square, times a weight; alone, after a residual sum,
-// or multiplied by silu of a gate. With gradients.
+// or multiplied by silu of a gate; and l2_norm, each row divided by its length. With gradients.
 //
 // Formula    r[b]    = 1 / sqrt(1/D · Σ_i x[b,i]² + eps)
 //            y[b,i]  = x[b,i]·r[b]·w[i]
 //   residual h[b,i]  = x[b,i] + residual[b,i], rounded to its type;  y and r as above, made from h
 //   gated    y[b,i]  = x[b,i]·r[b]·w[i]·silu(g[b,i]),  silu(g) = g·σ(g),  σ(g) = 1/(1 + exp(−g))
+//   l2_norm  r[b]    = 1 / sqrt(Σ_i x[b,i]² + eps),  y[b,i] = x[b,i]·r[b]
 // Gradient   s[b]    = Σ_i dy[b,i]·x[b,i]·w[i]
 //            dx[b,k] = r[b]·(dy[b,k]·w[k] − x[b,k]·(s[b]·r[b]²/D))
 //            dw[i]   = Σ_b dy[b,i]·x[b,i]·r[b]
 //   residual dh      = dh_in + dx, made from h: the gradient of x and of residual alike
 //   gated    dx, dw    with dy·silu(g) in the place of dy
 //            dg[b,i] = dy[b,i]·x[b,i]·r[b]·w[i]·σ(g[b,i])·(1 + g[b,i]·(1 − σ(g[b,i])))
+//   l2_norm  dx        with 1 in the place of D and of w
 // Layout     x, y, h, residual, g and their gradients: any shape with D as the last axis; all other
 //            axes count rows b. w, dw: [D]. r: the shape of x without its last axis. Strided inputs
 //            are copied first. Saved for backward: x (h), r, w, and g.
@@ -80,10 +82,16 @@ RmsNorm rms_norm_gated(CommandEncoder& encoder, const Tensor& x, const Tensor& w
 RmsNormGatedGrads rms_norm_gated_backward(CommandEncoder& encoder, const Tensor& x, const Tensor& w,
                                           const Tensor& g, const Tensor& r, const Tensor& dy);
 
+// By the kernels of rms_norm; checked by rms_norm_check without a weight.
+RmsNorm l2_norm(CommandEncoder& encoder, const Tensor& x, float eps = 1e-6F);
+Tensor l2_norm_backward(CommandEncoder& encoder, const Tensor& x, const Tensor& r,
+                        const Tensor& dy);
+
 // On a tape. A w that is Tensor() has no gradient; r is the tape's own.
 Tensor rms_norm(Tape& tape, const Tensor& x, const Tensor& w, float eps);
 RmsNormResidual rms_norm_residual(Tape& tape, const Tensor& x, const Tensor& residual,
                                   const Tensor& w, float eps);  // r is not defined
 Tensor rms_norm_gated(Tape& tape, const Tensor& x, const Tensor& w, const Tensor& g, float eps);
+Tensor l2_norm(Tape& tape, const Tensor& x, float eps = 1e-6F);
 
 }  // namespace mlxtape::ops

@@ -145,6 +145,10 @@ class Tape {
   void record(const char* name, BackwardFn backward, std::span<const TensorRef> inputs,
               std::span<Tensor* const> outputs, Saved saved);
 
+  // state is about to be changed by a function that draws from it, a key of random numbers: a checkpoint
+  // that this happens in keeps its contents, to run again from them. Elsewhere it costs nothing.
+  void carry(const Tensor& state);
+
   struct Impl;
 
  private:

@@ -20,9 +20,16 @@ Error wrong(Errc code, const std::string& what) { return {code, "rms_norm: " + w
 Shape row_shape(const Tensor& x) { return {x.shape().begin(), x.shape().end() - 1}; }
 
 RmsNormArgs args_of(const Tensor& x, const Tensor& w, float eps = 0) {
-  RmsNormArgs args{1, x.shape().back(), eps, kRmsNormNoWeight};
+  const std::int64_t cols = x.shape().back();
+  RmsNormArgs args{1, cols, eps, kRmsNormNoWeight, static_cast<float>(cols), 0};
   for (const std::int64_t n : row_shape(x)) args.rows *= n;
   if (w.defined()) args.weight = w.dtype() == x.dtype() ? kRmsNormWeightLikeX : kRmsNormWeightF32;
+  return args;
+}
+
+RmsNormArgs l2_args_of(const Tensor& x, float eps = 0) {
+  RmsNormArgs args = args_of(x, Tensor(), eps);
+  args.divisor = 1;
   return args;
 }
 
@@ -201,6 +208,28 @@ RmsNormGatedGrads rms_norm_gated_backward(CommandEncoder& encoder, const Tensor&
   return out;
 }
 
+RmsNorm l2_norm(CommandEncoder& encoder, const Tensor& x, float eps) {
+  require(rms_norm_check(x, Tensor(), eps));
+  const Tensor x_rows = encoder.contiguous(x);
+  const Tensor no_w;
+  RmsNorm out{encoder.empty_like(x), encoder.empty(row_shape(x), DType::kF32)};
+  encoder.dispatch(kForward, x.dtype(), l2_args_of(x, eps), {x_rows, no_w}, {out.y, out.r});
+  return out;
+}
+
+Tensor l2_norm_backward(CommandEncoder& encoder, const Tensor& x, const Tensor& r,
+                        const Tensor& dy) {
+  require(rms_norm_backward_check(x, Tensor(), r, dy));
+  const Tensor x_rows = encoder.contiguous(x);
+  const Tensor r_rows = encoder.contiguous(r);
+  const Tensor dy_rows = encoder.contiguous(dy);
+  const Tensor no_w;
+  Tensor dx = encoder.empty_like(x);
+  encoder.dispatch(kBackward, x.dtype(), l2_args_of(x), {x_rows, no_w, r_rows, dy_rows},
+                   {dx, no_w});
+  return dx;
+}
+
 // ---- on a tape ----
 
 namespace {
@@ -240,6 +269,11 @@ void gated_pullback(Pullback& pullback) {
   pullback.give(2, grads.dg);
 }
 
+void l2_pullback(Pullback& pullback) {
+  const Saved& saved = pullback.saved();  // x, r
+  pullback.give(0, l2_norm_backward(pullback.encoder(), saved[0], saved[1], pullback.grad()));
+}
+
 }  // namespace
 
 Tensor rms_norm(Tape& tape, const Tensor& x, const Tensor& w, float eps) {
@@ -266,6 +300,12 @@ Tensor rms_norm_gated(Tape& tape, const Tensor& x, const Tensor& w, const Tensor
   if (tape.wants({x, w, g})) {
     tape.record("rms_norm_gated", gated_pullback, {x, w, g}, {&out.y}, Saved({x, w, g, out.r}));
   }
+  return out.y;
+}
+
+Tensor l2_norm(Tape& tape, const Tensor& x, float eps) {
+  RmsNorm out = l2_norm(tape.encoder(), x, eps);
+  if (tape.wants({x})) tape.record("l2_norm", l2_pullback, {x}, {&out.y}, Saved({x, out.r}));
   return out.y;
 }
 

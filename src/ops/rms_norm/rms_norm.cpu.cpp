@@ -159,17 +159,17 @@ HWY_INLINE VF rounded(DF d, VF v) {
   }
 }
 
-HWY_INLINE float inverse_root(float sum, std::size_t n, float eps) {
-  return 1 / std::sqrt(sum / static_cast<float>(n) + eps);
+HWY_INLINE float inverse_root(float sum, const RmsNormArgs& a) {
+  return 1 / std::sqrt(sum / a.divisor + a.eps);
 }
 
-// s·r²/D, in an order that does not overflow where the result does not.
-HWY_INLINE float pull(float s, float r, std::size_t n) { return s * r / static_cast<float>(n) * r; }
+// s·r²/divisor, in an order that does not overflow where the result does not.
+HWY_INLINE float pull(float s, float r, float divisor) { return s * r / divisor * r; }
 
 // ---- groups of kRows rows of n columns ----
 
 template <class W, int kRows, class T>
-HWY_INLINE void find_r(DF d, const T* x, std::size_t n, float eps, float* r) {
+HWY_INLINE void find_r(DF d, const T* x, std::size_t n, const RmsNormArgs& a, float* r) {
   VF sum[kRows];
   for (VF& s : sum) s = hn::Zero(d);
   each_vector<W>(d, n, [&](std::size_t i, auto part) HWY_ATTR {
@@ -178,13 +178,14 @@ HWY_INLINE void find_r(DF d, const T* x, std::size_t n, float eps, float* r) {
       sum[k] = hn::MulAdd(v, v, sum[k]);
     }
   });
-  for (int k = 0; k < kRows; ++k) r[k] = inverse_root(sum_lanes(d, sum[k]), n, eps);
+  for (int k = 0; k < kRows; ++k) r[k] = inverse_root(sum_lanes(d, sum[k]), a);
 }
 
 template <class W, int kRows, class T>
-void forward_group(const T* x, const float* w, T* y, float* r, std::size_t n, float eps) {
+void forward_group(const T* x, const float* w, T* y, float* r, std::size_t n,
+                   const RmsNormArgs& a) {
   const DF d;
-  find_r<W, kRows>(d, x, n, eps, r);
+  find_r<W, kRows>(d, x, n, a, r);
   const std::size_t ahead = std::max(kRows * n, kAhead);
   for (int k = 0; k < kRows; ++k) {
     const T* row = x + k * n;
@@ -199,7 +200,7 @@ void forward_group(const T* x, const float* w, T* y, float* r, std::size_t n, fl
 // kept: kRows · n, the rows of h in f32.
 template <class W, int kRows, class T>
 void residual_forward_group(const T* x, const T* residual, const float* w, T* y, T* h, float* r,
-                            std::size_t n, float eps, float* kept) {
+                            std::size_t n, const RmsNormArgs& a, float* kept) {
   const DF d;
   VF sum[kRows];
   for (int k = 0; k < kRows; ++k) {
@@ -215,7 +216,7 @@ void residual_forward_group(const T* x, const T* residual, const float* w, T* y,
   }
   const std::size_t ahead = std::max(kRows * n, kAhead);
   for (int k = 0; k < kRows; ++k) {
-    r[k] = inverse_root(sum_lanes(d, sum[k]), n, eps);
+    r[k] = inverse_root(sum_lanes(d, sum[k]), a);
     const float* keep = kept + k * n;
     const VF vr = hn::Set(d, r[k]);
     write<W>(d, y + k * n, n, [&](std::size_t i, auto part) HWY_ATTR {
@@ -228,9 +229,9 @@ void residual_forward_group(const T* x, const T* residual, const float* w, T* y,
 
 template <class W, int kRows, class T>
 void gated_forward_group(const T* x, const T* g, const float* w, T* y, float* r, std::size_t n,
-                         float eps) {
+                         const RmsNormArgs& a) {
   const DF d;
-  find_r<W, kRows>(d, x, n, eps, r);
+  find_r<W, kRows>(d, x, n, a, r);
   const std::size_t ahead = std::max(kRows * n, kAhead);
   for (int k = 0; k < kRows; ++k) {
     const VF vr = hn::Set(d, r[k]);
@@ -248,7 +249,7 @@ void gated_forward_group(const T* x, const T* g, const float* w, T* y, float* r,
 // dw grows by the group's part of it. With kAdd, dx = add + the gradient.
 template <class W, bool kAdd, int kRows, class T>
 void backward_group(const T* x, const T* dy, const T* add, const float* w, const float* r, T* dx,
-                    float* dw, std::size_t n) {
+                    float* dw, std::size_t n, float divisor) {
   const DF d;
   VF s[kRows], vr[kRows];
   for (int k = 0; k < kRows; ++k) s[k] = hn::Zero(d), vr[k] = plain_nan(d, hn::Set(d, r[k]));
@@ -264,7 +265,7 @@ void backward_group(const T* x, const T* dy, const T* add, const float* w, const
   });
   const std::size_t ahead = std::max(kRows * n, kAhead);
   for (int k = 0; k < kRows; ++k) {
-    const VF back = hn::Set(d, pull(sum_lanes(d, s[k]), hn::GetLane(vr[k]), n));
+    const VF back = hn::Set(d, pull(sum_lanes(d, s[k]), hn::GetLane(vr[k]), divisor));
     write<W>(d, dx + k * n, n, [&](std::size_t i, auto part) HWY_ATTR {
       const std::size_t at = k * n + i;
       hwy::Prefetch(x + at + ahead);
@@ -284,7 +285,7 @@ void backward_group(const T* x, const T* dy, const T* add, const float* w, const
 // kept: kRows · n, the rows of dy·silu(g).
 template <class W, int kRows, class T>
 void gated_backward_group(const T* x, const T* dy, const T* g, const float* w, const float* r,
-                          T* dx, T* dg, float* dw, std::size_t n, float* kept) {
+                          T* dx, T* dg, float* dw, std::size_t n, float divisor, float* kept) {
   const DF d;
   VF s[kRows], vr[kRows];
   for (int k = 0; k < kRows; ++k) {
@@ -310,7 +311,7 @@ void gated_backward_group(const T* x, const T* dy, const T* g, const float* w, c
   const std::size_t ahead = std::max(kRows * n, kAhead);
   for (int k = 0; k < kRows; ++k) {
     const float* keep = kept + k * n;
-    const VF back = hn::Set(d, pull(sum_lanes(d, s[k]), hn::GetLane(vr[k]), n));
+    const VF back = hn::Set(d, pull(sum_lanes(d, s[k]), hn::GetLane(vr[k]), divisor));
     write<W>(d, dx + k * n, n, [&](std::size_t i, auto part) HWY_ATTR {
       const std::size_t at = k * n + i;
       hwy::Prefetch(x + at + ahead);
@@ -410,7 +411,7 @@ void rms_norm_fwd(const KernelCall& call) {
     const float* w = weights<W, T>(call, a);  // [D]
     for_groups(forward_blocks(a), a.cols, [&](std::int64_t, std::int64_t row, auto rows) {
       const std::int64_t at = row * a.cols;
-      forward_group<W, rows()>(x + at, w, y + at, r + row, n, a.eps);
+      forward_group<W, rows()>(x + at, w, y + at, r + row, n, a);
     });
   });
 }
@@ -429,7 +430,7 @@ void rms_norm_residual_fwd(const KernelCall& call) {
     const float* w = weights<W, T>(call, a);  // [D]
     for_groups(forward_blocks(a), a.cols, [&](std::int64_t, std::int64_t row, auto rows) {
       const std::int64_t at = row * a.cols;
-      residual_forward_group<W, rows()>(x + at, residual + at, w, y + at, h + at, r + row, n, a.eps,
+      residual_forward_group<W, rows()>(x + at, residual + at, w, y + at, h + at, r + row, n, a,
                                         cpu::thread_scratch(rows() * a.cols));
     });
   });
@@ -448,7 +449,7 @@ void rms_norm_gated_fwd(const KernelCall& call) {
     const float* w = weights<W, T>(call, a);  // [D]
     for_groups(forward_blocks(a), a.cols, [&](std::int64_t, std::int64_t row, auto rows) {
       const std::int64_t at = row * a.cols;
-      gated_forward_group<W, rows()>(x + at, g + at, w, y + at, r + row, n, a.eps);
+      gated_forward_group<W, rows()>(x + at, g + at, w, y + at, r + row, n, a);
     });
   });
 }
@@ -474,6 +475,7 @@ void backward(const KernelCall& call, const Body& body) {
 template <bool kAdd, class T>
 void rms_norm_bwd(const KernelCall& call) {
   const std::int64_t cols = call.as<RmsNormArgs>().cols;
+  const float divisor = call.as<RmsNormArgs>().divisor;
   const auto n = static_cast<std::size_t>(cols);
   const T* x = call.input<T>(0);                     // [R, D]
   const float* r = call.input<float>(2);             // [R]
@@ -483,13 +485,14 @@ void rms_norm_bwd(const KernelCall& call) {
   backward<T>(call, [&](auto way, const float* w, float* dw, std::int64_t row, auto rows) {
     const std::int64_t at = row * cols;
     backward_group<decltype(way), kAdd, rows()>(x + at, dy + at, kAdd ? add + at : add, w, r + row,
-                                                dx + at, dw, n);
+                                                dx + at, dw, n, divisor);
   });
 }
 
 template <class T>
 void rms_norm_gated_bwd(const KernelCall& call) {
   const std::int64_t cols = call.as<RmsNormArgs>().cols;
+  const float divisor = call.as<RmsNormArgs>().divisor;
   const auto n = static_cast<std::size_t>(cols);
   const T* x = call.input<T>(0);          // [R, D]
   const float* r = call.input<float>(2);  // [R]
@@ -500,7 +503,8 @@ void rms_norm_gated_bwd(const KernelCall& call) {
   backward<T>(call, [&](auto way, const float* w, float* dw, std::int64_t row, auto rows) {
     const std::int64_t at = row * cols;
     gated_backward_group<decltype(way), rows()>(x + at, dy + at, g + at, w, r + row, dx + at,
-                                                dg + at, dw, n, cpu::thread_scratch(rows() * cols));
+                                                dg + at, dw, n, divisor,
+                                                cpu::thread_scratch(rows() * cols));
   });
 }
 

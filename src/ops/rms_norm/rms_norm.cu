@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(C::kBlock, forward_blocks<kForm, C>())
   } else {
     sum = RowThreads<C::kThreads>::sum(sum, sums.part[0][0]);
   }
-  const float r = inverse_root(sum, 1 / static_cast<float>(args.cols), args.eps);
+  const float r = inverse_root(sum, 1 / args.divisor, args.eps);
   if (row < args.rows && part.first == 0 && C::rank() == 0) f.r[row] = r;
   cuda::wait_batches<0>();
 #pragma unroll
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(C::kBlock, loaded_blocks<kForm, C>())
   cuda::hold_next_wait_turn();
   __shared__ __align__(16) float room[C::kGroups * C::kSlots * kPack<T>];
   const Part<C> part(args.cols / kPack<T>);
-  const float share = 1 / static_cast<float>(args.cols);
+  const float share = 1 / args.divisor;
   Columns<T, C> columns(args, b.w, part);
   // A warp goes on while the first of its groups has a row.
   const std::int64_t before = C::group() % (kWarp / C::kThreads);
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(C::kBlock, 1)
   in[1] = b.dy;
   if constexpr (kForm != Form::kPlain) in[2] = b.other;
   Rows rows(args, in, slots, shared);
-  const float share = 1 / static_cast<float>(args.cols);
+  const float share = 1 / args.divisor;
   Columns<T, C> columns(args, b.w, rows.part);
   float r_next = rows.more() ? b.r[rows.row] : 0;
   __syncthreads();
@@ -347,7 +347,7 @@ __global__ void __launch_bounds__(RowThreads<kThreads>::kBlock)
     const float v = widen(x[at + c]);
     sum = fmaf(v, v, sum);
   }
-  const float r = inverse_root(Row::sum(sum, room), 1 / static_cast<float>(args.cols), args.eps);
+  const float r = inverse_root(Row::sum(sum, room), 1 / args.divisor, args.eps);
   if (Row::rank() == 0) f.r[Row::row()] = r;
   for (std::int64_t c = Row::rank(); c < args.cols; c += kThreads) {
     float v = widen(x[at + c]) * r * weight_at<T>(args, f.w, c);
@@ -377,7 +377,7 @@ __global__ void __launch_bounds__(RowThreads<kThreads>::kBlock)
     const float term = widen(b.x[at + c]) * through_at<kForm>(b, at + c);
     s = fmaf(term, weight_at<T>(args, b.w, c), s);
   }
-  const float back = pull(Row::sum(s, room), r, 1 / static_cast<float>(args.cols));
+  const float back = pull(Row::sum(s, room), r, 1 / args.divisor);
   for (std::int64_t c = Row::rank(); c < args.cols; c += kThreads) {
     const float x = widen(b.x[at + c]);
     const float w = weight_at<T>(args, b.w, c);

@@ -13,5 +13,7 @@ struct RmsNormArgs {
   int64_t cols;
   float eps;  // forward only
   RmsNormWeight weight;
+  float divisor;  // of Σ x²: D, or 1 for l2_norm
+  uint32_t unused;
 };
-static_assert(sizeof(RmsNormArgs) == 24, "host and device must agree");
+static_assert(sizeof(RmsNormArgs) == 32, "host and device must agree");

@@ -24,6 +24,7 @@ struct Given {
   std::int64_t rows, cols;
   double eps;
   std::vector<double> x, w, g, dy, add;
+  double divisor = static_cast<double>(cols);  // 1 for l2_norm
 };
 
 struct Expected {
@@ -39,7 +40,7 @@ Expected oracle(const Given& in, const std::vector<double>* stored_r = nullptr) 
   for (std::size_t b = 0; b < static_cast<std::size_t>(in.rows); ++b) {
     double squares = 0, s = 0, s_abs = 0;
     for (std::size_t i = 0; i < cols; ++i) squares += in.x[b * cols + i] * in.x[b * cols + i];
-    const double exact = 1 / std::sqrt(squares / static_cast<double>(cols) + in.eps);
+    const double exact = 1 / std::sqrt(squares / in.divisor + in.eps);
     const double r = stored_r != nullptr ? (*stored_r)[b] : exact;
     e.r.push_back({exact, exact});
     const auto w = [&](std::size_t i) {
@@ -71,7 +72,7 @@ Expected oracle(const Given& in, const std::vector<double>* stored_r = nullptr) 
     for (std::size_t i = 0; i < cols; ++i) {
       const std::size_t at = b * cols + i;
       const double through = in.dy[at] * silu(at) * w(i);
-      const double back = r * r / static_cast<double>(cols);
+      const double back = r * r / in.divisor;
       const double add = in.add.empty() ? 0 : in.add[at];
       e.dx[at] = {add + r * (through - in.x[at] * s * back),
                   std::abs(add) + r * (std::abs(through) + std::abs(in.x[at]) * s_abs * back)};
@@ -136,6 +137,18 @@ TEST(RmsNormOracle, GradientMatchesCentralDifference) {
     if (form == Form::kGated) gradients.push_back(values(e.dg));
     expect_gradient(loss, inputs, gradients);
   }
+}
+
+TEST(RmsNormOracle, GradientOfL2NormMatchesCentralDifference) {
+  Given in = random_given(3, 7, DType::kF64, Form::kPlain, Weight::kNone);
+  in.divisor = 1;
+  in.eps = 0.3;
+  const auto loss = [&](const Arrays& at) {
+    Given moved = in;
+    moved.x = at[0];
+    return dot(values(oracle(moved).y), in.dy);
+  };
+  expect_gradient(loss, {in.x}, {values(oracle(in).dx)});
 }
 
 TEST(RmsNormCheck, SaysWhatIsWrong) {
@@ -367,6 +380,31 @@ TEST_P(RmsNorm, MatchesOracleWhenStreamed) {
     check(form, {1030, 2048}, DType::kBF16, Weight::kF32);
   }
   check(Form::kPlain, {1030, 2047}, DType::kF16, Weight::kLikeX, false, 3);
+}
+
+TEST_P(RmsNorm, L2NormMatchesOracle) {
+  for (const DType dtype : kTypes) {
+    for (const std::int64_t rows : {0, 1, 5, 67}) {
+      for (const std::int64_t cols : {1, 2, 15, 16, 33, 64, 96, 128, 257, 1024, 8200}) {
+        Given in = random_given(rows, cols, dtype, Form::kPlain, Weight::kNone);
+        in.divisor = 1;
+        const bool strided = rows == 5;
+        const Shape shape{rows, cols};
+        Tape tape(encoder());
+        const Tensor x =
+            tape.watch(strided ? upload_strided(in.x, shape, dtype) : upload(in.x, shape, dtype));
+        const Tensor y = ops::l2_norm(tape, x, static_cast<float>(in.eps));
+        const std::string at = "l2_norm " + to_string(shape) + " " + name_of(dtype);
+        expect_close("y of " + at, download(y), oracle(in).y, dtype, cols);
+        const Tensor root = ops::l2_norm(encoder(), x.detach(), static_cast<float>(in.eps)).r;
+        const auto r = download(root);
+        expect_close("r of " + at, r, oracle(in).r, DType::kF32, cols);
+        tape.backward(y,
+                      strided ? upload_strided(in.dy, shape, dtype) : upload(in.dy, shape, dtype));
+        expect_close("dx of " + at, download(tape.grad(x)), oracle(in, &r).dx, dtype, cols);
+      }
+    }
+  }
 }
 
 TEST_P(RmsNorm, BackwardOfNoRowsClearsDw) {
@@ -612,6 +650,19 @@ std::vector<BenchCase> rms_norm_bench_cases() {
           });
     }
     const Shape hidden{16384, 2048}, heads{131072, 128};
+    add("l2", "fwd", heads, dtype, 1, 1,
+        [](CommandEncoder& encoder, const Inputs& in) -> BenchCall {
+          return [=, &encoder] {
+            ops::l2_norm(encoder, in.x);
+          };
+        });
+    add("l2", "bwd", heads, dtype, 2, 1,
+        [](CommandEncoder& encoder, const Inputs& in) -> BenchCall {
+          const Tensor r = ops::l2_norm(encoder, in.x).r;
+          return [=, &encoder] {
+            ops::l2_norm_backward(encoder, in.x, r, in.dy);
+          };
+        });
     add("residual", "fwd", hidden, dtype, 2, 2,
         [](CommandEncoder& encoder, const Inputs& in) -> BenchCall {
           return [=, &encoder] {

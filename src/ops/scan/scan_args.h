@@ -1,0 +1,14 @@
+// Read by scan.cpp and the scan kernels. in: x. out: y.
+#pragma once
+
+#include <cstdint>
+
+namespace mlxtape::ops {
+
+struct ScanArgs {
+  std::int64_t outer, count, inner;  // x [outer, count, inner], summed along count
+  std::int32_t reverse, exclusive;
+};
+static_assert(sizeof(ScanArgs) == 32, "host and device must agree");
+
+}  // namespace mlxtape::ops
