@@ -242,6 +242,15 @@ TEST_P(Random, BernoulliMatchesTheFormula) {
       EXPECT_EQ(download(got), want) << n << " " << p;
     }
   }
+  // Just enough for the smallest of the words, and for no other.
+  const Words many = words(kSeed, 40003);
+  const double least = *std::min_element(many.begin(), many.end());
+  double count = 0;
+  for (const double is :
+       download(ops::random_bernoulli(encoder(), key(), {40003}, (least + 0.5) / (0x1p32 + 512)))) {
+    count += is;
+  }
+  EXPECT_EQ(count, 1);
   EXPECT_EQ(ops::bernoulli_last_word(1), 0xffffffffU);
   EXPECT_EQ(ops::bernoulli_last_word(0x1p-32), 1U);  // those below 1.0000001
   EXPECT_EQ(ops::bernoulli_last_word(0x1p-33), 0U);
