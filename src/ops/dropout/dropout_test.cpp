@@ -72,6 +72,7 @@ TEST_P(Dropout, MatchesOracleForEveryShape) {
       check({4, 96}, dtype, p, false, 1);
     }
     check({1500, 1024}, dtype, 0.2);  // past the cache
+    check({3, 700002}, dtype, 0.2);   // large, but its second half does not begin a line
     check({9}, dtype, 0);
     check({9}, dtype, 1);
   }
@@ -115,6 +116,12 @@ TEST_P(Dropout, KeepsTheExpectedShare) {
     // n·(1 − p) are kept, give or take sqrt(n·p·(1 − p)) times a normal number.
     EXPECT_LT(std::abs(sum - n), 6 * std::sqrt(n * p / (1 - p)));
   }
+}
+
+TEST_P(Dropout, WithoutATapeAllOrNothing) {
+  const Tensor x = upload({1, -2, NAN}, {3}, DType::kF32);
+  EXPECT_EQ(ops::dropout(encoder(), x, 0, key()).data(), x.data());
+  EXPECT_EQ(download(ops::dropout(encoder(), x, 1, key())), (std::vector<double>{0, 0, 0}));
 }
 
 TEST_P(Dropout, NothingWatchedRecordsNothing) {

@@ -242,6 +242,15 @@ TEST_P(Random, BernoulliMatchesTheFormula) {
       EXPECT_EQ(download(got), want) << n << " " << p;
     }
   }
+  // Just enough for the smallest of the words, and for no other.
+  const Words many = words(kSeed, 40003);
+  const double least = *std::min_element(many.begin(), many.end());
+  double count = 0;
+  for (const double is :
+       download(ops::random_bernoulli(encoder(), key(), {40003}, (least + 0.5) / (0x1p32 + 512)))) {
+    count += is;
+  }
+  EXPECT_EQ(count, 1);
   EXPECT_EQ(ops::bernoulli_last_word(1), 0xffffffffU);
   EXPECT_EQ(ops::bernoulli_last_word(0x1p-32), 1U);  // those below 1.0000001
   EXPECT_EQ(ops::bernoulli_last_word(0x1p-33), 0U);
@@ -249,14 +258,15 @@ TEST_P(Random, BernoulliMatchesTheFormula) {
 
 // Large enough to be written past the cache.
 TEST_P(Random, LargeDrawsMatchTheFormula) {
-  const std::int64_t n = 3 << 20;
-  const Words from = words(kSeed, n);
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    std::vector<double> want;
-    for (const std::uint32_t w : from) want.push_back(round_to(dtype, unit(w, dtype)));
-    EXPECT_TRUE(download(ops::random_uniform(encoder(), key(), {n}, dtype)) == want);
+  for (const std::int64_t n : {3 << 20, (3 << 20) + 6}) {  // the second half begins a line, or not
+    const Words from = words(kSeed, n);
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      std::vector<double> want;
+      for (const std::uint32_t w : from) want.push_back(round_to(dtype, unit(w, dtype)));
+      EXPECT_TRUE(download(ops::random_uniform(encoder(), key(), {n}, dtype)) == want) << n;
+    }
+    EXPECT_TRUE(u32(ops::random_bits(encoder(), key(), {n})) == from) << n;
   }
-  EXPECT_TRUE(u32(ops::random_bits(encoder(), key(), {n})) == from);
 }
 
 // A graph that draws has another key each time it is replayed, the same ones as without a graph.

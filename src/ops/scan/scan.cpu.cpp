@@ -84,18 +84,15 @@ struct Running {
   HWY_INLINE VF last_of(VF v) const { return hn::TableLookupLanes(v, last); }
 };
 
+// Of a piece that another follows: kPiece elements.
 template <class T>
-HWY_INLINE float sum_row(DF d, const T* x, std::size_t n) {
+HWY_INLINE float sum_piece(DF d, const T* x) {
+  static_assert(kPiece % (2 * hn::MaxLanes(DF())) == 0);
   VF a = hn::Zero(d), b = hn::Zero(d);
   const std::size_t lanes = hn::Lanes(d);
-  std::size_t i = 0;
-  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+  for (std::size_t i = 0; i < kPiece; i += 2 * lanes) {
     a = hn::Add(a, load(d, x + i));
     b = hn::Add(b, load(d, x + i + lanes));
-  }
-  for (std::size_t count; i < n; i += count) {
-    count = std::min(lanes, n - i);
-    a = hn::Add(a, load_n(d, x + i, count));
   }
   return sum_lanes(d, hn::Add(a, b));
 }
@@ -293,8 +290,7 @@ struct Strips {
     }
   }
   float sum_of_row(std::int64_t outer, std::int64_t p) const {
-    const Range range = range_of(args, cut, p);
-    return sum_row(DF(), x + outer * args.count + range.first, static_cast<std::size_t>(range.n));
+    return sum_piece(DF(), x + outer * args.count + range_of(args, cut, p).first);
   }
   void row(std::int64_t outer, std::int64_t p, float before) const {
     const Range range = range_of(args, cut, p);
@@ -334,10 +330,11 @@ struct Strips {
         parallel_for(tasks, [&](std::int64_t task) {
           float* sum = sum_of(task);
           const std::int64_t p = first + task / cut.tiles, tile = task % cut.tiles;
+          std::fill(sum, sum + width_of(tile), 0.0F);
+          if (p + 1 == cut.pieces) return;  // nobody asks for the sum of the last
           if (args.inner == 1) {
             *sum = sum_of_row(outer, p);
           } else {
-            std::fill(sum, sum + width_of(tile), 0.0F);
             columns<false>(outer, tile, p, sum);
           }
         });
