@@ -89,7 +89,8 @@ class Scatter : public OnDevice {
     for (std::int64_t i = 0; i < n; ++i) {
       std::int64_t index = length == 0 ? 7 : noise.below(length);
       if (is_signed(type) && noise.below(3) == 0) index -= length;
-      if (noise.below(20) == 0) index = 100 + length;
+      if (noise.below(20) == 0) index = length;
+      if (is_signed(type) && noise.below(20) == 0) index = -length - 1;
       v.push_back(static_cast<double>(index));
     }
     return v;

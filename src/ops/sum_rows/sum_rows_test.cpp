@@ -243,6 +243,14 @@ TEST_P(SumRows, MergedTailsNameNoRow) {
   EXPECT_EQ(download(both.rows), (Values{2, 4, 0, 0, 0, 0}));
 }
 
+// Whatever their rows hold.
+TEST_P(SumRows, IdsThatNameNothingAddNothing) {
+  const Tensor dense = upload({1, 2, 3}, {3, 1}, DType::kF32);
+  const Tensor ids = upload({1, 3, -1}, {3}, DType::kI32);
+  ops::add_row_grad(encoder(), dense, {ids, upload({10, 20, 30}, {3, 1}, DType::kF32)});
+  EXPECT_EQ(download(dense), (Values{1, 12, 3}));
+}
+
 TEST_P(SumRows, SameBitsOnEveryRun) {
   Noise noise(5);
   for (const DType dtype : kTypes) {

@@ -74,7 +74,7 @@ class Take : public OnDevice {
     for (std::int64_t i = 0; i < n; ++i) {
       std::int64_t index = length == 0 ? 7 : noise.below(length);
       if (is_signed(type) && noise.below(3) == 0) index -= length;
-      if (noise.below(20) == 0) index = 100 + length;
+      if (noise.below(20) == 0) index = (noise.below(2) == 0 ? 100 : 0) + length;
       if (is_signed(type) && noise.below(20) == 0) index = -length - 1;
       v.push_back(static_cast<double>(index));
     }
@@ -182,6 +182,17 @@ TEST_P(Take, StridedRowsAreReadInPlace) {
             (Values{1, 4, 7, 10, 0, 3, 6, 9, 1, 4, 7, 10}));
   EXPECT_EQ(download(ops::take(encoder(), x.transpose({1, 0}), index)), (Values{3, 0, 3}));
   EXPECT_EQ(download(ops::take(encoder(), x.slice(1, 0, 2), index, 0)), (Values{3, 4, 0, 1, 3, 4}));
+}
+
+// Axes before or behind that no single step walks through.
+TEST_P(Take, StridesThatDoNotJoin) {
+  const Values v{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+  const Tensor before = upload(v, {2, 3, 2}, DType::kF32).slice(1, 0, 2);
+  EXPECT_EQ(download(ops::take(encoder(), before, upload({1, 0, 1}, {3}, DType::kI32), 2)),
+            (Values{1, 0, 1, 3, 2, 3, 7, 6, 7, 9, 8, 9}));
+  const Tensor behind = upload(v, {2, 2, 3}, DType::kF32).slice(2, 0, 2);
+  EXPECT_EQ(download(ops::take(encoder(), behind, upload({1, 0}, {2}, DType::kI32), 0)),
+            (Values{6, 7, 9, 10, 0, 1, 3, 4}));
 }
 
 TEST_P(Take, NanAndInfinityStayWhereTheyAre) {
