@@ -108,6 +108,10 @@ class Row {
            " " + case_->shape + " " + name_of(case_->dtype);
   }
 
+  bool is_too_large(const Device& device) const {
+    return floor_bytes() > device.limits().memory_bytes / 2;
+  }
+
   void ask(Peers& peers, double seconds, json& row) const {
     for (const auto& [peer, times] : peers.measure(request(seconds))) {
       row["peers"][peer] = median(times);
@@ -307,6 +311,10 @@ void run_ops(Device& device, const BenchConfig& config, std::ostream& out) {
     for (const BenchCase& bench : op.cases()) {
       Row row(op.name, bench);
       if (!std::regex_search(row.name(), wanted)) continue;
+      if (row.is_too_large(device)) {
+        out << row.name() << ": left out, it needs more than half of the device's memory\n";
+        continue;
+      }
       const json result = row.measure(*encoder, config, peers.get(), report["copy_gbps"]);
       print_row(out, row.name(), result);
       report["rows"].push_back(result);
@@ -320,7 +328,7 @@ void run_ops(Device& device, const BenchConfig& config, std::ostream& out) {
   for (const test::BenchOp& op : test::bench_ops()) {
     for (const BenchCase& bench : op.cases()) {
       const Row row(op.name, bench);
-      if (!std::regex_search(row.name(), wanted)) continue;
+      if (!std::regex_search(row.name(), wanted) || row.is_too_large(device)) continue;
       json& result = report["rows"][i++];
       row.ask(*peers, config.seconds, result);
       print_row(out, row.name(), result);

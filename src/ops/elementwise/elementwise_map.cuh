@@ -1,8 +1,8 @@
 // The vocabulary of formulas.h for CUDA threads, and the two kernels that every formula runs in.
 //
-// In packs: a thread has kUnroll packs of 16 bytes under way, where every operand is contiguous or one number
-// (Flat) or the rows (the last axis) of all consist of whole packs or of one number. Else element by
-// element. Bound by memory.
+// In packs of 16 bytes: flat where every operand is contiguous or one number, by rows where the rows (the last axis)
+// of all consist of whole packs or of one number: a row's places are found once. Else element by element.
+// Bound by memory.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -204,22 +204,13 @@ struct Tensors {
   typename F::In number[F::kIn];
 };
 
-// Every operand is read from the first to the last, or is one number.
-struct Flat {
-  std::int64_t size;
-};
-
-// Where element i of the result is in each operand; of one number, 0.
+// The places of result number i, counted over the axes before `axes`, in each operand.
 template <int kIn>
-MT_FORMULA void locate(const Flat&, int constants, std::int64_t i, std::int64_t (&at)[kIn]) {
-#pragma unroll
-  for (int k = 0; k < kIn; ++k) at[k] = (constants >> k & 1) != 0 ? 0 : i;
-}
-template <int kIn>
-MT_FORMULA void locate(const ElementwiseArgs& args, int, std::int64_t i, std::int64_t (&at)[kIn]) {
+MT_FORMULA void locate(const ElementwiseArgs& args, std::int64_t axes, std::int64_t i,
+                       std::int64_t (&at)[kIn]) {
 #pragma unroll
   for (int k = 0; k < kIn; ++k) at[k] = 0;
-  for (std::int64_t axis = args.rank - 1; axis > 0; --axis) {
+  for (std::int64_t axis = axes - 1; axis > 0; --axis) {
     std::int64_t index = 0;
     i = cuda::divide(i, args.shape[axis], index);
 #pragma unroll
@@ -229,83 +220,133 @@ MT_FORMULA void locate(const ElementwiseArgs& args, int, std::int64_t i, std::in
   for (int k = 0; k < kIn; ++k) at[k] += i * args.strides[k][0];
 }
 
-template <class F, class Layout>
-MT_FORMULA void map_one(const Layout& layout, int constants, const Tensors<F>& t, std::int64_t i) {
-  std::int64_t at[F::kIn];
-  locate(layout, constants, i, at);
-  ValueOf<typename F::In> in[F::kIn];
+// Element i of the results.
+template <class F>
+MT_FORMULA void map_one(const Tensors<F>& t, const ValueOf<typename F::In> (&in)[F::kIn],
+                        std::int64_t i) {
   typename F::Result out[F::kOut];
-#pragma unroll
-  for (int k = 0; k < F::kIn; ++k) {
-    in[k] = read(t.in[k] == nullptr ? t.number[k] : t.in[k][at[k]]);
-  }
   F::apply(in, out);
 #pragma unroll
   for (int o = 0; o < F::kOut; ++o) t.out[o][i] = written<typename F::Out>(out[o]);
 }
 
-// Packs of a thread that are under way at once: the fewer, the more threads, and those serve one operand best.
-template <class F, class Layout>
-constexpr int kUnroll = F::kIn > 1 && std::is_same_v<Layout, Flat> ? 2 : 1;
-
-// constants: a bit for each operand that is one number along a pack.
-template <class F, class Layout>
-__global__ void __launch_bounds__(kThreads)
-    map_packs(const __grid_constant__ Layout layout, int constants, Tensors<F> t) {
+// The pack at element i of the results. constants: a bit for each operand that is one number along it.
+template <class F, class Packs, class Constants>
+MT_FORMULA void map_pack(const Tensors<F>& t, int constants, const Packs& pack,
+                         const Constants& constant, std::int64_t i) {
   using In = typename F::In;
   constexpr int kCount = cuda::kPack<In>;
-  constexpr int kEach = kUnroll<F, Layout>;
+  ValueOf<In> v[F::kIn][kCount];
+#pragma unroll
+  for (int k = 0; k < F::kIn; ++k) {
+    if ((constants >> k & 1) == 0) {
+      read_pack(pack[k], v[k]);
+    } else {
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) v[k][e] = read(constant[k]);
+    }
+  }
+  typename F::Result y[F::kOut][kCount];
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) {
+    ValueOf<In> in[F::kIn];
+    typename F::Result out[F::kOut];
+#pragma unroll
+    for (int k = 0; k < F::kIn; ++k) in[k] = v[k][e];
+    F::apply(in, out);
+#pragma unroll
+    for (int o = 0; o < F::kOut; ++o) y[o][e] = out[o];
+  }
+#pragma unroll
+  for (int o = 0; o < F::kOut; ++o) write_pack(y[o], t.out[o] + i);
+}
+
+// Packs of a thread that are under way at once: the fewer, the more threads, and those serve one operand best.
+template <class F>
+constexpr int kFlatEach = F::kIn > 1 ? 2 : 1;
+
+template <class F>
+__global__ void __launch_bounds__(kThreads)
+    map_flat(std::int64_t size, int constants, Tensors<F> t) {
+  using In = typename F::In;
+  constexpr int kCount = cuda::kPack<In>;
+  constexpr int kEach = kFlatEach<F>;
   cuda::wait_turn();
-  const std::int64_t packs = layout.size / kCount;
+  const std::int64_t packs = size / kCount;
   const std::int64_t first = std::int64_t{blockIdx.x} * kThreads * kEach + threadIdx.x;
   cuda::Pack<In> pack[kEach][F::kIn];
-  In constant[kEach][F::kIn];  // as it is stored: to widen it would be to wait for it
+  In constant[F::kIn];  // as it is stored: to widen it would be to wait for it
+#pragma unroll
+  for (int k = 0; k < F::kIn; ++k) {
+    if ((constants >> k & 1) != 0) constant[k] = t.in[k] == nullptr ? t.number[k] : *t.in[k];
+  }
 #pragma unroll
   for (int u = 0; u < kEach; ++u) {
-    const std::int64_t p = first + u * kThreads;
-    if (p >= packs) continue;
-    std::int64_t at[F::kIn];
-    locate(layout, constants, p * kCount, at);
 #pragma unroll
     for (int k = 0; k < F::kIn; ++k) {
-      if ((constants >> k & 1) == 0) {
-        pack[u][k] = load_own(t.in[k] + at[k]);
-      } else {
-        constant[u][k] = t.in[k] == nullptr ? t.number[k] : t.in[k][at[k]];
-      }
+      const std::int64_t p = first + u * kThreads;
+      if (p < packs && (constants >> k & 1) == 0) pack[u][k] = load_own(t.in[k] + p * kCount);
     }
   }
 #pragma unroll
   for (int u = 0; u < kEach; ++u) {
     const std::int64_t p = first + u * kThreads;
-    if (p >= packs) continue;
-    ValueOf<In> v[F::kIn][kCount];
-#pragma unroll
-    for (int k = 0; k < F::kIn; ++k) {
-      if ((constants >> k & 1) == 0) {
-        read_pack(pack[u][k], v[k]);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) v[k][i] = read(constant[u][k]);
-      }
-    }
-    typename F::Result y[F::kOut][kCount];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      ValueOf<In> in[F::kIn];
-      typename F::Result out[F::kOut];
-#pragma unroll
-      for (int k = 0; k < F::kIn; ++k) in[k] = v[k][i];
-      F::apply(in, out);
-#pragma unroll
-      for (int o = 0; o < F::kOut; ++o) y[o][i] = out[o];
-    }
-#pragma unroll
-    for (int o = 0; o < F::kOut; ++o) write_pack(y[o], t.out[o] + p * kCount);
+    if (p < packs) map_pack<F>(t, constants, pack[u], constant, p * kCount);
   }
   // What is left of a pack, an element a thread.
   const std::int64_t i = packs * kCount + threadIdx.x;
-  if (blockIdx.x == 0 && i < layout.size) map_one(layout, constants, t, i);
+  if (blockIdx.x == 0 && i < size) {
+    ValueOf<In> in[F::kIn];
+#pragma unroll
+    for (int k = 0; k < F::kIn; ++k) {
+      in[k] = read((constants >> k & 1) != 0 ? constant[k] : t.in[k][i]);
+    }
+    map_one(t, in, i);
+  }
+}
+
+template <class F>
+constexpr int kRowEach = F::kIn > 2 ? 1 : 2;
+
+// lanes threads, a power of two, have a row or one of its chunks; args.rank >= 2.
+template <class F>
+__global__ void __launch_bounds__(kThreads)
+    map_rows(const __grid_constant__ ElementwiseArgs args, int constants, int lanes,
+             std::int64_t chunks, Tensors<F> t) {
+  using In = typename F::In;
+  constexpr int kCount = cuda::kPack<In>;
+  constexpr int kEach = kRowEach<F>;
+  cuda::wait_turn();
+  const std::int64_t last = args.rank - 1;
+  const std::int64_t length = args.shape[last];
+  const std::int64_t item =
+      std::int64_t{blockIdx.x} * (kThreads / lanes) + static_cast<int>(threadIdx.x) / lanes;
+  std::int64_t chunk = 0;
+  const std::int64_t row = cuda::divide(item, chunks, chunk);
+  if (row * length >= args.size) return;
+  std::int64_t at[F::kIn];
+  locate(args, last, row, at);
+  const std::int64_t first =
+      (chunk * kEach * lanes + (static_cast<int>(threadIdx.x) & (lanes - 1))) * kCount;
+  cuda::Pack<In> pack[kEach][F::kIn];
+  In constant[F::kIn];
+#pragma unroll
+  for (int u = 0; u < kEach; ++u) {
+    const std::int64_t i = first + std::int64_t{u} * lanes * kCount;
+#pragma unroll
+    for (int k = 0; k < F::kIn; ++k) {
+      if (i < length && (constants >> k & 1) == 0) pack[u][k] = load_own(t.in[k] + at[k] + i);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < F::kIn; ++k) {
+    if ((constants >> k & 1) != 0) constant[k] = t.in[k] == nullptr ? t.number[k] : t.in[k][at[k]];
+  }
+#pragma unroll
+  for (int u = 0; u < kEach; ++u) {
+    const std::int64_t i = first + std::int64_t{u} * lanes * kCount;
+    if (i < length) map_pack<F>(t, constants, pack[u], constant, row * length + i);
+  }
 }
 
 template <class F>
@@ -315,7 +356,14 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < args.size;
        i += step) {
-    map_one(args, 0, t, i);
+    std::int64_t at[F::kIn];
+    locate(args, args.rank, i, at);
+    ValueOf<typename F::In> in[F::kIn];
+#pragma unroll
+    for (int k = 0; k < F::kIn; ++k) {
+      in[k] = read(t.in[k] == nullptr ? t.number[k] : t.in[k][at[k]]);
+    }
+    map_one(t, in, i);
   }
 }
 
@@ -360,14 +408,20 @@ void map(const KernelCall& call) {
     flat = flat && cuda::is_aligned(t.out[o]);
     in_packs = in_packs && cuda::is_aligned(t.out[o]);
   }
-  const auto in_layout = [&](const auto& layout) {
-    using Layout = std::decay_t<decltype(layout)>;
-    constexpr std::int64_t kEach = std::int64_t{kThreads} * kUnroll<F, Layout>;
-    cuda::launch(map_packs<F, Layout>, cuda::blocks_for(args.size / kCount + 1, kEach), kThreads, 0,
-                 1, stream, layout, constants, t);
-  };
-  if (flat) return in_layout(Flat{args.size});
-  if (in_packs) return in_layout(args);
+  if (flat) {
+    constexpr std::int64_t kEach = std::int64_t{kThreads} * kFlatEach<F>;
+    return cuda::launch(map_flat<F>, cuda::blocks_for(args.size / kCount + 1, kEach), kThreads, 0,
+                        1, stream, args.size, constants, t);
+  }
+  if (in_packs) {
+    const std::int64_t packs = args.shape[last] / kCount;
+    int lanes = kThreads;
+    while (lanes / 2 >= packs) lanes /= 2;
+    const std::int64_t chunks = cuda::blocks_for(packs, std::int64_t{lanes} * kRowEach<F>);
+    const std::int64_t items = args.size / args.shape[last] * chunks;
+    return cuda::launch(map_rows<F>, cuda::blocks_for(items, kThreads / lanes), kThreads, 0, 1,
+                        stream, args, constants, lanes, chunks, t);
+  }
   constexpr std::int64_t kMostBlocks = 64 * cuda::kMultiprocessors;
   cuda::launch(map_elements<F>, std::min(cuda::blocks_for(args.size, kThreads), kMostBlocks),
                kThreads, 0, 1, stream, args, t);

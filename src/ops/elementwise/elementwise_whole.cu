@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t first = flat ? args.size / kEach * kEach : 0;  // what vectors leave
   for (std::int64_t i = first + thread; i < args.size; i += step) {
     std::int64_t at[3];
-    locate(args, 0, i, at);
+    locate(args, args.rank, i, at);
     const S a = t.a == nullptr ? t.number_a : t.a[at[1]];
     const S b = t.b == nullptr ? t.number_b : t.b[at[2]];
     t.y[i] = t.condition[at[0]] != 0 ? a : b;

@@ -458,6 +458,8 @@ std::vector<BenchCase> optimiser_bench_cases() {
   add("adamw", 1 << 24, DType::kF32, false);
   add("adamw", 1 << 16, DType::kF32, false);
   add("adamw master", 1 << 24, DType::kBF16, true);
+  add("adamw", 1 << 30, DType::kF32, false);
+  add("adamw master", 1 << 30, DType::kBF16, true);
   return cases;
 }
 

@@ -31,12 +31,40 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kResident = 4;  // blocks of a multiprocessor side by side
 
-// ---- folds: start is the state of nothing seen, take sees a few numbers, join is of what both saw ----
+// ---- folds: start is the state of nothing seen, take sees a few numbers, join is of what both saw, gather of
+// what all threads of a row did: the same as joins, with fewer functions on the way ----
 
 template <int kParts>
 struct State {
   float part[kParts];
 };
+
+// Over the threads of a row, kRow of them; the same bits in each. room: its own for each call.
+template <int kRow>
+__device__ __forceinline__ float row_sum(float v, float (&room)[kWarps]) {
+  v = cuda::lanes_sum(v);
+  if constexpr (kRow > kWarp) {
+    if (threadIdx.x % kWarp == 0) room[threadIdx.x / kWarp] = v;
+    __syncthreads();
+    v = room[0];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) v += room[w];
+  }
+  return v;
+}
+template <int kRow>
+__device__ __forceinline__ float row_max(float v, float (&room)[kWarps]) {
+  v = cuda::lanes_max(v);
+  if constexpr (kRow > kWarp) {
+    if (threadIdx.x % kWarp == 0) room[threadIdx.x / kWarp] = v;
+    __syncthreads();
+    v = room[0];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) v = cuda::max_nan(v, room[w]);
+  }
+  return v;
+}
+using Rooms = float[3][kWarps];
 
 template <class T>
 struct Sum {
@@ -49,6 +77,10 @@ struct Sum {
     for (const float x : v) all.part[0] += x;
   }
   static __device__ State<1> join(State<1> a, State<1> b) { return {{a.part[0] + b.part[0]}}; }
+  template <int kRow>
+  static __device__ State<1> gather(State<1> all, Rooms& room) {
+    return {{row_sum<kRow>(all.part[0], room[0])}};
+  }
 };
 
 template <class T>
@@ -63,6 +95,10 @@ struct CountEqual {  // to what about says of the result
     for (const float x : v) all.part[0] += x == y ? 1.0F : 0.0F;
   }
   static __device__ State<1> join(State<1> a, State<1> b) { return {{a.part[0] + b.part[0]}}; }
+  template <int kRow>
+  static __device__ State<1> gather(State<1> all, Rooms& room) {
+    return {{row_sum<kRow>(all.part[0], room[0])}};
+  }
 };
 
 template <class T>
@@ -78,6 +114,10 @@ struct Max {
   static __device__ State<1> join(State<1> a, State<1> b) {
     return {{cuda::max_nan(a.part[0], b.part[0])}};
   }
+  template <int kRow>
+  static __device__ State<1> gather(State<1> all, Rooms& room) {
+    return {{row_max<kRow>(all.part[0], room[0])}};
+  }
 };
 
 template <class T>
@@ -92,6 +132,10 @@ struct Min {
   }
   static __device__ State<1> join(State<1> a, State<1> b) {
     return {{-cuda::max_nan(-a.part[0], -b.part[0])}};
+  }
+  template <int kRow>
+  static __device__ State<1> gather(State<1> all, Rooms& room) {
+    return {{-row_max<kRow>(-all.part[0], room[0])}};
   }
 };
 
@@ -120,6 +164,12 @@ struct SumExp {
     return {{m, a.part[1] * cuda::exp_for<T>(a.part[0] - at) +
                     b.part[1] * cuda::exp_for<T>(b.part[0] - at)}};
   }
+  template <int kRow>
+  static __device__ State<2> gather(State<2> all, Rooms& room) {
+    const float m = row_max<kRow>(all.part[0], room[0]);
+    const float mine = all.part[1] * cuda::exp_for<T>(all.part[0] - reference(m));
+    return {{m, row_sum<kRow>(mine, room[1])}};
+  }
 };
 
 // How many, their mean, Σ (x − mean)². A few at a time have their own mean, so nothing cancels; joined with
@@ -145,6 +195,14 @@ struct Moments {
     const float w = n > 0 ? __fdividef(b.part[0], n) : 0;
     const float d = b.part[1] - a.part[1];
     return {{n, fmaf(d, w, a.part[1]), fmaf(d * (a.part[0] * w), d, a.part[2] + b.part[2])}};
+  }
+  template <int kRow>
+  static __device__ State<3> gather(State<3> all, Rooms& room) {
+    const float n = row_sum<kRow>(all.part[0], room[0]);
+    const float sum = row_sum<kRow>(all.part[0] * all.part[1], room[1]);
+    const float mean = n > 0 ? sum / n : 0;
+    const float d = all.part[1] - mean;
+    return {{n, mean, row_sum<kRow>(fmaf(all.part[0] * d, d, all.part[2]), room[2])}};
   }
 };
 
@@ -201,30 +259,6 @@ struct Cut {
   std::int64_t each, chunks;
 };
 
-// Over the threads of a row; the same bits in each.
-template <class Fold, int kRow>
-__device__ __forceinline__ State<Fold::kParts> fold_threads(State<Fold::kParts> all) {
-#pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) {
-    State<Fold::kParts> other;
-#pragma unroll
-    for (int k = 0; k < Fold::kParts; ++k) {
-      other.part[k] = __shfl_xor_sync(cuda::kAll, all.part[k], step);
-    }
-    // The lower lane's first, in both: a join need not be the same both ways to the last bit.
-    all = (threadIdx.x & step) == 0 ? Fold::join(all, other) : Fold::join(other, all);
-  }
-  if constexpr (kRow > kWarp) {
-    __shared__ State<Fold::kParts> room[kWarps];
-    if (threadIdx.x % kWarp == 0) room[threadIdx.x / kWarp] = all;
-    __syncthreads();
-    all = room[0];
-#pragma unroll
-    for (int w = 1; w < kRow / kWarp; ++w) all = Fold::join(all, room[w]);
-  }
-  return all;
-}
-
 // A thread's share of n neighbours: in packs where kPacks (then n is a number of whole ones), else one by one.
 template <class Fold, int kRow, bool kPacks, class T>
 __device__ __forceinline__ State<Fold::kParts> fold_share(const Fold& fold, const T* x,
@@ -232,22 +266,30 @@ __device__ __forceinline__ State<Fold::kParts> fold_share(const Fold& fold, cons
   const int rank = threadIdx.x % kRow;
   State<Fold::kParts> all = Fold::start();
   if constexpr (kPacks) {
-    constexpr int kUnroll = 4;
+    constexpr int kUnroll = Fold::kParts == 1 ? 8 : 4;
     const std::int64_t packs = n / kPack<T>;
+    cuda::Pack<T> pack[kUnroll];
     float v[kPack<T>];
     std::int64_t p = rank;
     for (; p + (kUnroll - 1) * kRow < packs; p += kUnroll * kRow) {
-      cuda::Pack<T> pack[kUnroll];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) pack[u] = cuda::load_pack(x + (p + u * kRow) * kPack<T>);
+      for (int u = 0; u < kUnroll; ++u) {
+        pack[u] = cuda::load_pack_shared(x + (p + u * kRow) * kPack<T>);
+      }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         cuda::unpack(pack[u], v);
         fold.take(all, v);
       }
     }
-    for (; p < packs; p += kRow) {
-      cuda::unpack(cuda::load_pack(x + p * kPack<T>), v);
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (p + u * kRow < packs) pack[u] = cuda::load_pack_shared(x + (p + u * kRow) * kPack<T>);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (p + u * kRow >= packs) continue;
+      cuda::unpack(pack[u], v);
       fold.take(all, v);
     }
   } else {
@@ -262,7 +304,8 @@ __device__ __forceinline__ State<Fold::kParts> fold_share(const Fold& fold, cons
 template <class T, class Fold, class Finish, int kRow, bool kPacks>
 __global__ void __launch_bounds__(kThreads)
     fold_rows(ReduceArgs args, Cut cut, const T* x, const T* about, Finish to) {
-  cut.chunks > 1 ? cuda::hold_next_wait_turn() : cuda::wait_turn();
+  __shared__ Rooms room;
+  cuda::wait_turn();
   const std::int64_t item = std::int64_t{blockIdx.x} * (kThreads / kRow) + threadIdx.x / kRow;
   std::int64_t chunk = 0;
   const std::int64_t row = cuda::divide(item, cut.chunks, chunk);
@@ -271,8 +314,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t n = in ? min(cut.each, args.count - first) : 0;
   const Fold fold(about, in ? row : 0);
   auto all = fold_share<Fold, kRow, kPacks>(fold, x + row * args.count + first, n);
-  if (cut.chunks > 1) cuda::next_may_start();
-  all = fold_threads<Fold, kRow>(all);
+  all = Fold::template gather<kRow>(all, room);
   if (in && threadIdx.x % kRow == 0) to.finish(all, item);
 }
 
@@ -307,7 +349,7 @@ __device__ __forceinline__ float part_of(const Four<T>& four, int i) {
 
 // kColumns neighbours a lane, 4 or 1; a block's warps share a chunk of the rows of one tile of columns.
 template <class T, class Fold, class Finish, int kColumns>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kResident)
     fold_columns(ReduceArgs args, Cut cut, std::int64_t tiles, const T* x, const T* about,
                  Finish to) {
   using Partial = State<Fold::kParts>;
