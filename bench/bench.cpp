@@ -157,18 +157,18 @@ class Row {
     encoder.begin_capture();
     for (int c = 0; c < calls; ++c) sets[static_cast<std::size_t>(c) % sets.size()]();
     const auto graph = encoder.end_capture();
-    const int repeats = std::max(1, static_cast<int>(kSampleUs / (floor_us * calls)));
-    const auto run = [&] {
-      for (int i = 0; i < repeats; ++i) encoder.replay(*graph);
+    const auto run_times = [&](int times) {
+      const auto from = Clock::now();
+      for (int i = 0; i < times; ++i) encoder.replay(*graph);
       encoder.commit_and_wait();
+      return microseconds(Clock::now() - from);
     };
-    run();
+    run_times(1);
+    const int repeats = std::max(1, static_cast<int>(kSampleUs / run_times(1)));
     std::vector<double> ours;
     const auto end = Clock::now() + std::chrono::duration<double>(config.seconds);
     while (ours.size() < 5 || Clock::now() < end) {
-      const auto from = Clock::now();
-      run();
-      ours.push_back(microseconds(Clock::now() - from) / (calls * repeats));
+      ours.push_back(run_times(repeats) / (calls * repeats));
     }
     return report(ours, {floor_us}, host, news, held, {});
   }

@@ -259,37 +259,31 @@ struct Cut {
   std::int64_t each, chunks;
 };
 
-// A thread's share of n neighbours: in packs where kPacks (then n is a number of whole ones), else one by one.
-template <class Fold, int kRow, bool kPacks, class T>
+// A thread's share of n neighbours: in packs where kPacks (then n is a number of whole ones), kEach of them under
+// way at once; else one by one.
+template <class Fold, int kRow, bool kPacks, int kEach, class T>
 __device__ __forceinline__ State<Fold::kParts> fold_share(const Fold& fold, const T* x,
                                                           std::int64_t n) {
   const int rank = threadIdx.x % kRow;
   State<Fold::kParts> all = Fold::start();
   if constexpr (kPacks) {
-    constexpr int kUnroll = Fold::kParts == 1 ? 8 : 4;
     const std::int64_t packs = n / kPack<T>;
-    cuda::Pack<T> pack[kUnroll];
     float v[kPack<T>];
     std::int64_t p = rank;
-    for (; p + (kUnroll - 1) * kRow < packs; p += kUnroll * kRow) {
+    for (; p + (kEach - 1) * kRow < packs; p += kEach * kRow) {
+      cuda::Pack<T> pack[kEach];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
+      for (int u = 0; u < kEach; ++u) {
         pack[u] = cuda::load_pack_shared(x + (p + u * kRow) * kPack<T>);
       }
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
+      for (int u = 0; u < kEach; ++u) {
         cuda::unpack(pack[u], v);
         fold.take(all, v);
       }
     }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (p + u * kRow < packs) pack[u] = cuda::load_pack_shared(x + (p + u * kRow) * kPack<T>);
-    }
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      if (p + u * kRow >= packs) continue;
-      cuda::unpack(pack[u], v);
+    for (; p < packs; p += kRow) {
+      cuda::unpack(cuda::load_pack_shared(x + p * kPack<T>), v);
       fold.take(all, v);
     }
   } else {
@@ -313,7 +307,9 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t first = chunk * cut.each;
   const std::int64_t n = in ? min(cut.each, args.count - first) : 0;
   const Fold fold(about, in ? row : 0);
-  auto all = fold_share<Fold, kRow, kPacks>(fold, x + row * args.count + first, n);
+  // Whole rows come in blocks enough to hide each other's waiting; chunks are few.
+  constexpr int kEach = Fold::kParts == 1 && std::is_same_v<Finish, Kept> ? 8 : 4;
+  auto all = fold_share<Fold, kRow, kPacks, kEach>(fold, x + row * args.count + first, n);
   all = Fold::template gather<kRow>(all, room);
   if (in && threadIdx.x % kRow == 0) to.finish(all, item);
 }
@@ -459,8 +455,9 @@ Cut cut_of(const ReduceArgs& args) {
   std::int64_t chunks =
       std::min(kAtOnce / std::max<std::int64_t>(side_by_side, 1), cuda::blocks_for(count, least));
   chunks = std::max<std::int64_t>(chunks, 1);
-  const std::int64_t each =
-      cuda::blocks_for(cuda::blocks_for(count, chunks), 8) * 8;  // whole packs
+  // Of a row: as many as a block's threads have under way at once, eight packs of eight each.
+  const std::int64_t step = args.inner == 1 && chunks > 1 ? 64 * kThreads : 8;
+  const std::int64_t each = cuda::blocks_for(cuda::blocks_for(count, chunks), step) * step;
   return {each, cuda::blocks_for(count, each)};
 }
 
