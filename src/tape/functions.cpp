@@ -36,16 +36,26 @@ void checkpoint_backward(Pullback& pullback) {
     found.push_back(copy_of(encoder, state));
     encoder.copy(before, state);
   }
+  const auto put_back = [&] {
+    for (std::size_t i = 0; i < found.size(); ++i) encoder.copy(found[i], kept->carried[i].state);
+  };
   Tape again(pullback.tape());
-  const std::vector<Tensor> results = kept->fn(again, arguments);
-  for (std::size_t i = 0; i < found.size(); ++i) encoder.copy(found[i], kept->carried[i].state);
+  std::vector<Tensor> results;
+  try {
+    results = kept->fn(again, arguments);
+  } catch (...) {
+    put_back();
+    throw;
+  }
+  put_back();
+  // A result may be a constant, or an argument handed through.
   std::vector<std::pair<Tensor, Tensor>> seeds;
   for (std::size_t i = 0; i < results.size(); ++i) {
-    if (is_float(results[i].dtype()) && pullback.has_grad(i)) {
+    if (is_float(results[i].dtype()) && pullback.has_grad(i) && again.wants({results[i]})) {
       seeds.emplace_back(results[i], pullback.take_grad(i));
     }
   }
-  again.backward(seeds);
+  if (!seeds.empty()) again.backward(seeds);
   for (std::size_t i = 0; i < kept->uses.size(); ++i) {
     const Tensor& x = kept->uses[i];
     if (again.has_row_grad(x)) {

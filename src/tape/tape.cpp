@@ -227,6 +227,10 @@ void Tape::Impl::give(std::int32_t number, Tensor gradient) {
   }
 }
 
+void Tape::Impl::meet(const Tensor& y) {
+  if (!walking) number_of(y);
+}
+
 std::int32_t Tape::Impl::seed_of(const Tensor& y) const {
   if (!y.defined()) throw wrong(Errc::kArgument, "backward needs a tensor, got an undefined one");
   if (!is_float(y.dtype())) {
@@ -485,7 +489,11 @@ Tape::Impl& Tape::impl() const {
 
 CommandEncoder& Tape::encoder() const { return *impl().encoder; }
 
-Tensor Tape::watch(const Tensor& x) { return watch(x, x.dtype()); }
+Tensor Tape::watch(const Tensor& x) {
+  const std::int32_t number = is_float(x.dtype()) ? impl().number_of(x) : kNone;
+  return watch(x,
+               number == kNone ? x.dtype() : impl().values[static_cast<std::size_t>(number)].sum);
+}
 
 Tensor Tape::watch(const Tensor& x, DType sum) {
   Tensor known = x;
@@ -495,6 +503,7 @@ Tensor Tape::watch(const Tensor& x, DType sum) {
 
 void Tape::backward(const Tensor& y, BackwardOptions options) {
   Impl& self = impl();
+  self.meet(y);
   const std::int32_t number = self.seed_of(y);
   if (y.size() != 1) {
     throw wrong(Errc::kShape, "backward without a gradient given needs one number, got " +
@@ -511,6 +520,7 @@ void Tape::backward(const std::vector<std::pair<Tensor, Tensor>>& seeds, Backwar
   Impl& self = impl();
   Impl::Seeds numbered;
   for (const auto& [y, dy] : seeds) {
+    self.meet(y);
     const std::int32_t number = self.seed_of(y);
     if (!(dy.shape() == y.shape()) || dy.dtype() != y.dtype()) {
       throw wrong(dy.dtype() != y.dtype() ? Errc::kDType : Errc::kShape,
@@ -524,6 +534,13 @@ void Tape::backward(const std::vector<std::pair<Tensor, Tensor>>& seeds, Backwar
     numbered.emplace_back(number, dy.detach());
   }
   self.walk(*this, std::move(numbered), options.retain);
+  // dy is the caller's to write again: a gradient that is dy, handed through, is kept as a copy.
+  for (Impl::Value& v : self.values) {
+    const auto is_kept = [&](const std::pair<Tensor, Tensor>& seed) {
+      return seed.second.buffer().storage() == v.kept->buffer().storage();
+    };
+    if (v.kept && std::any_of(seeds.begin(), seeds.end(), is_kept)) self.own(*v.kept);
+  }
 }
 
 const Tape::Impl::Value& Tape::Impl::watched(const Tensor& x) const {
@@ -546,6 +563,7 @@ Tensor Tape::grad(const Tensor& x) const {
   const Impl::Value& found = self.watched(x);
   if (!self.walked) throw wrong(Errc::kArgument, "a gradient needs a backward first, got none yet");
   self.make_dense(self.values[static_cast<std::size_t>(&found - self.values.data())]);
+  if (found.kept) *found.kept = self.encoder->contiguous(*found.kept);  // may be a transposed view
   return found.kept ? *found.kept : self.encoder->zeros(found.shape, found.sum);
 }
 
@@ -584,6 +602,7 @@ void Tape::reset() {
   for (Impl::Value& v : self.values) v.is_watched = false;
   self.forget_nodes();
   self.walked = false;
+  self.first_identity = self.freed_to = 0;
 }
 
 std::size_t Tape::nodes() const { return impl().nodes.size(); }

@@ -112,6 +112,7 @@ struct Tape::Impl {
               std::span<Tensor* const> outputs, Saved&& saved);
 
   using Seeds = std::vector<std::pair<std::int32_t, Tensor>>;  // values and their gradients
+  void meet(const Tensor& y);                   // becomes a leaf where an outer tape tracks it
   std::int32_t seed_of(const Tensor& y) const;  // throws where no walk can start there
   void check_walk(const Seeds& seeds) const;
   void walk(Tape& tape, Seeds seeds, bool retain);

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "mlxtape/ops/conv1d_depthwise_causal.h"
+#include "mlxtape/ops/layout.h"
 #include "mlxtape/ops/moe_route.h"
 #include "mlxtape/ops/rms_norm.h"
 #include "mlxtape/ops/softmax.h"
@@ -603,6 +604,65 @@ TEST_P(OnTape, OpsGiveTheirOwnGradients) {
   const Tensor flat = upload({1, 2, 3}, {3}, DType::kU32);
   tape.backward(ops::take_along_axis(tape, x, flat), random({3}));
   EXPECT_EQ(tape.grad(x).shape(), x.shape());
+}
+
+// ---- what a caller may do with its own ----
+
+TEST_P(OnTape, ASeedMayBeWrittenAgain) {
+  Tape tape(encoder());
+  const Tensor a = tape.watch(numbers({1, 2}));
+  const Tensor b = tape.watch(numbers({3, 4}));
+  const Tensor dy = numbers({1, 10});
+  tape.backward(plus(tape, a, b), dy);
+  const std::vector<float> more = {100, 1000};
+  encoder().upload(more.data(), 8, dy);
+  expect(tape.grad(a), {1, 10});
+  tape.backward(plus(tape, a, b), dy);
+  expect(tape.grad(a), {101, 1010});
+  expect(tape.grad(b), {101, 1010});
+  expect(dy, {100, 1000});
+}
+
+TEST_P(OnTape, WatchedAgainKeepsTheTypeOfItsSum) {
+  Tape tape(encoder());
+  const Tensor a = tape.watch(numbers({1, 1}, DType::kBF16), DType::kF32);
+  EXPECT_EQ(tape.watch(a).identity(), a.identity());
+  tape.backward(plus(tape, a, a), numbers({256, 1}, DType::kBF16));
+  EXPECT_EQ(tape.grad(a).dtype(), DType::kF32);
+  tape.watch(a);  // also after a walk
+}
+
+TEST_P(OnTape, GradientsAreContiguous) {
+  Tape tape(encoder());
+  const Tensor a = tape.watch(upload({1, 2, 3, 4, 5, 6}, {2, 3}, DType::kF32));
+  const Tensor y = ops::transpose(tape, a, {1, 0});
+  tape.backward(y, upload({1, 2, 3, 4, 5, 6}, {3, 2}, DType::kF32));
+  EXPECT_TRUE(tape.grad(a).is_contiguous());
+  expect(tape.grad(a), {1, 3, 5, 2, 4, 6});
+}
+
+TEST_P(OnTape, WhatWasMadeBeforeResetSaysSo) {
+  Tape tape(encoder());
+  const Tensor a = tape.watch(numbers({1}));
+  const Tensor y = plus(tape, a, a);
+  tape.reset();
+  expect_error(Errc::kNoGradient, "before reset", [&] { tape.backward(y); });
+}
+
+TEST_P(OnTape, CheckpointsHandThroughArgumentsAndConstants) {
+  Tape tape(encoder());
+  const Tensor a = tape.watch(numbers({1, 2}));
+  const Tensor b = tape.watch(numbers({3, 4}));
+  const auto results = checkpoint(tape,
+                                  [](Tape& t, const std::vector<Tensor>& in) {
+                                    const Tensor h = plus(t, in[1], in[1]);
+                                    return std::vector<Tensor>{in[0], h, stop_gradient(h)};
+                                  },
+                                  {a, b});
+  const Tensor y = plus(tape, results[0], plus(tape, results[1], results[2]));
+  tape.backward(y, numbers({1, 10}));
+  expect(tape.grad(a), {1, 10});
+  expect(tape.grad(b), {2, 20});
 }
 
 MT_ON_EVERY_BACKEND(OnTape);

@@ -10,7 +10,8 @@
 // Identity   A tensor that is watched, or made from one that is, has an identity, and copies of the Tensor
 //            share it. Views made by Tensor's own members and results of ops that were given an
 //            encoder instead of a tape have none: to use such a view of a tracked tensor in a recorded
-//            op is an error; use the op of the same name, or detach().
+//            op is an error; use the op of the same name, or detach(). What a walk has freed counts as a
+//            constant from then on; y itself, walked from twice, is an error.
 // Types      Floats carry gradients, integers and bools never do; to watch one is an error.
 // Memory     A node holds what its backward function needs and nothing else. The walk frees it as
 //            it passes, and every gradient that nobody watches. Gradients are added in place.

@@ -142,7 +142,9 @@ Check number_check(const char* op, const Tensor& x, double number) {
     convert(&number, DType::kF64, &zero, x.dtype(), 1);
     convert(&zero, x.dtype(), &stored, DType::kF64, 1);
   });
-  if (stored != number) {
+  // Just past the largest integer the nearest double is the same as theirs.
+  const double past = x.dtype() == DType::kI64 ? 0x1p63 : 0x1p64;
+  if (stored != number || number >= past) {
     return wrong(op, Errc::kArgument,
                  std::string("the number must be one that ") + name_of(x.dtype()) + " has, got " +
                      std::to_string(number));

@@ -213,7 +213,8 @@ void where_backward(Pullback& pullback) {
   const Tensor& condition = pullback.saved()[0];
   const auto& shapes = pullback.saved().args<WhereSaved>().shape;
   Tensor dy = pullback.take_grad();
-  const DType bits = dy.dtype() == DType::kF32 ? DType::kU32 : DType::kU16;
+  const std::size_t size = size_of(dy.dtype());
+  const DType bits = size == 8 ? DType::kU64 : size == 4 ? DType::kU32 : DType::kU16;
   const auto side = [&](bool first, const Tensor& g) {
     const Tensor d = reuse_or_empty(encoder, g, g.shape(), g.dtype());
     if (first) {

@@ -85,6 +85,8 @@ TEST(ElementwiseCheck, SaysWhatIsWrong) {
       {"half an integer", ops::number_check("add", i32, 0.5), Errc::kArgument,
        "the number must be one that i32 has, got 0.5"},
       {"too large an integer", ops::number_check("add", i32, 1e10), Errc::kArgument, "i32 has"},
+      {"just too large", ops::number_check("add", Tensor::meta({1}, DType::kI64), 0x1p63),
+       Errc::kArgument, "i64 has"},
       {"logical", ops::logical_check("logical_or", f32, Tensor::meta({3})), Errc::kShape,
        "logical_or"},
       {"where: sides", ops::where_check(f32, f32, Tensor::meta({3})), Errc::kShape,
@@ -427,6 +429,15 @@ TEST_P(Elementwise, WhereChoosesAndSendsZeros) {
     tape.backward(y, upload({1, 2, 4, 8, 16, kInf}, {2, 3}, dtype));
     EXPECT_EQ(download(tape.grad(a)), (std::vector<double>{1, 16, kInf}));
     EXPECT_EQ(download(tape.grad(b)), (std::vector<double>{2, 8}));
+  }
+  if (GetParam() == Backend::kCpu) {  // a gradient of 8 bytes an element
+    Tape tape(encoder());
+    const Tensor x = tape.watch(row({1, 2, 3}, DType::kF32));
+    const Tensor wide = ops::cast(tape, x, DType::kF64);
+    const Tensor y =
+        ops::where(tape, row({1, 0, 1}, DType::kBool), wide, row({7, 8, 9}, DType::kF64));
+    tape.backward(ops::cast(tape, y, DType::kF32), row({1, 10, 100}, DType::kF32));
+    EXPECT_EQ(download(tape.grad(x)), (std::vector<double>{1, 0, 100}));
   }
   for (std::size_t t = 0; t < kDTypeCount; ++t) {  // elements of every size, more than one piece
     const auto dtype = static_cast<DType>(t);

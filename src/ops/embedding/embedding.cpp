@@ -22,9 +22,16 @@ void rows_pullback(Pullback& pullback) {
 }
 
 void dense_pullback(Pullback& pullback) {
-  pullback.give(0,
-                embedding_backward_dense(pullback.encoder(), pullback.grad(), pullback.saved()[0],
-                                         pullback.saved().args<Kept>().weight_shape));
+  CommandEncoder& encoder = pullback.encoder();
+  const Shape& shape = pullback.saved().args<Kept>().weight_shape;
+  if (const DType sum = pullback.sum_type(0); sum != pullback.grad().dtype()) {  // rounded once
+    const RowGrad rows =
+        embedding_backward(encoder, pullback.grad(), pullback.saved()[0], shape, sum);
+    const Tensor dense = encoder.zeros(shape, sum);
+    rows.add_to(encoder, dense, rows);
+    return pullback.give(0, dense);
+  }
+  pullback.give(0, embedding_backward_dense(encoder, pullback.grad(), pullback.saved()[0], shape));
 }
 
 }  // namespace

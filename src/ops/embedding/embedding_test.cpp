@@ -119,6 +119,18 @@ TEST_P(Embedding, TablesOfAnyRank) {
   EXPECT_EQ(download(tape.grad(w)), (Values{1, 1, 1, 1, 0, 0, 0, 0, 2, 2, 2, 2}));
 }
 
+TEST_P(Embedding, GradientsAreRoundedOnceToTheTypeTheyAreWatchedIn) {
+  for (const auto grad : {ops::EmbeddingGrad::kRows, ops::EmbeddingGrad::kDense}) {
+    Tape tape(encoder());
+    const Tensor w = tape.watch(upload({1, 2, 3}, {3, 1}, DType::kBF16), DType::kF32);
+    const Tensor ids = encoder().empty({2}, DType::kI32);
+    const std::int32_t twos[] = {2, 2};
+    encoder().upload(twos, sizeof twos, ids);
+    tape.backward(ops::embedding(tape, w, ids, grad), upload({256, 1}, {2, 1}, DType::kBF16));
+    EXPECT_EQ(download(tape.grad(w)), (std::vector<double>{0, 0, 257}));  // bf16 has 256 and 258
+  }
+}
+
 TEST_P(Embedding, SameBitsOnEveryRun) {
   Noise noise(5);
   const Tensor dy = upload(random_values(noise, 2000 * 24, DType::kBF16), {2000, 24}, DType::kBF16);

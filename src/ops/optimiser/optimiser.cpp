@@ -37,6 +37,9 @@ Check check_number(const char* name, const Tensor& t, DType dtype, Backend backe
 
 Check check_state(const char* name, const Tensor& t, const Tensor& w, DType dtype,
                   std::size_t slot) {
+  if (!t.defined()) {
+    return wrong(Errc::kArgument, std::string(name) + of(slot) + " is needed, got none");
+  }
   if (!(t.shape() == w.shape())) {
     return wrong(Errc::kShape, std::string(name) + of(slot) + " must have its shape " +
                                    to_string(w.shape()) + ", got " + to_string(t.shape()));

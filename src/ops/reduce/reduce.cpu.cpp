@@ -152,7 +152,8 @@ Cut cut_of(const ReduceArgs& args) {
     return {1, rows, std::max<std::int64_t>(1, ceil_div(args.count, rows))};
   }
   const std::int64_t tiles = ceil_div(args.inner, kTile);
-  std::int64_t rows = std::max<std::int64_t>(args.count, 1);
+  constexpr std::int64_t kMostRows = 4096;  // of one f32 sum: a longer one loses too many bits
+  std::int64_t rows = std::clamp<std::int64_t>(args.count, 1, kMostRows);
   if (args.outer * tiles < kEnoughTiles) {
     rows = std::min(rows, std::max<std::int64_t>(16, kChunk / std::min(args.inner, kTile)));
   }

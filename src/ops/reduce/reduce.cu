@@ -191,6 +191,7 @@ struct Moments {
     all = join(all, {{kN, mean, squares}});
   }
   static __device__ State<3> join(State<3> a, State<3> b) {
+    if (a.part[0] == 0) return b;  // also where d overflows
     const float n = a.part[0] + b.part[0];
     const float w = n > 0 ? __fdividef(b.part[0], n) : 0;
     const float d = b.part[1] - a.part[1];

@@ -382,6 +382,17 @@ TEST_P(Reduce, RandomShapesAndAxes) {
   }));
 }
 
+// One f32 sum over a million rows would be half a percent off: past 65536 each 205/2048 counts as 208.
+TEST_P(Reduce, LongColumnsAreCut) {
+  const std::int64_t rows = 1000000;
+  const Tensor x = encoder().full({64, rows, 2}, DType::kF32, 205.0 / 2048);
+  const double want = rows * (205.0 / 2048);
+  const double bound = want * (4096 + 256) * 0x1p-24;  // as many roundings as a piece has rows
+  for (const double got : download(ops::sum(encoder(), x, {1}))) {
+    ASSERT_NEAR(got, want, bound);
+  }
+}
+
 MT_ON_EVERY_BACKEND(Reduce);
 
 using Run = std::function<Tensor(CommandEncoder&, const Tensor&, const ops::Axes&)>;
