@@ -53,18 +53,18 @@ for key in '"schema": 1' '"op": "softmax"' '"shape": "64x512"' '"floor_us"' '"pe
     failures=$((failures + 1))
   }
 done
-small=(--layers 1 --width 16 --hidden 16 --vocab 32 --tokens 8 --seconds 0.01)
-expect 0 "captured and replayed" bench step "${small[@]}" --json "$folder/step.json"
+small="--layers 1 --width 16 --hidden 16 --vocab 32 --tokens 8 --seconds 0.01"
+expect 0 "captured and replayed" bench step $small --json "$folder/step.json"
 for key in '"host_percent"' '"nodes"' '"peak_bytes"'; do
   grep -q "$key" "$folder/step.json" || {
     echo "step.json has no $key"
     failures=$((failures + 1))
   }
 done
-expect 0 "in bf16" bench step "${small[@]}" --dtype bf16
+expect 0 "in bf16" bench step $small --dtype bf16
 expect 2 "--layers" bench step --layers 0
 expect 2 "--dtype" bench step --dtype f64
-expect 1 "must be writable" bench step "${small[@]}" --json "$folder/no/such/file"
+expect 1 "must be writable" bench step $small --json "$folder/no/such/file"
 expect 1 "must be writable" bench ops --filter "$row" --seconds 0.01 --json "$folder/no/such/file"
 expect 2 "regular expression" bench ops --filter '(' --seconds 0.01
 expect 2 "must match a row" bench ops --filter 'no such row'

@@ -196,6 +196,8 @@ double rounded_to(DType dtype, double number) {
   return result;
 }
 
+// What is given away by value may have its memory used for the result, where nobody else has a share.
+// NOLINTBEGIN(performance-unnecessary-value-param)
 Tensor unary(CommandEncoder& encoder, const KernelHandle& handle, const char* op, Tensor x) {
   require(unary_check(op, x));
   return run_into(encoder, handle, x.dtype(), x.shape(), {x}, x);
@@ -221,6 +223,7 @@ Tensor binary(CommandEncoder& encoder, const KernelHandle& handle, const char* o
   require(number_check(op, b, a));
   return run_into(encoder, handle, b.dtype(), b.shape(), {rounded_to(b.dtype(), a), b}, b);
 }
+// NOLINTEND(performance-unnecessary-value-param)
 
 Tensor compare(CommandEncoder& encoder, const KernelHandle& handle, const char* op, const Tensor& a,
                const Tensor& b) {
@@ -285,7 +288,8 @@ MT_BINARY_FORMULAS(MT_DEFINE)
 MT_COMPARE_FORMULAS(MT_DEFINE)
 #undef MT_DEFINE
 
-Tensor clip(CommandEncoder& encoder, Tensor x, double low, double high) {
+Tensor clip(CommandEncoder& encoder, Tensor x,  // NOLINT(performance-unnecessary-value-param)
+            double low, double high) {
   require(unary_check("clip", x));
   const DType dtype = x.dtype();
   return run_into(encoder, kClip, dtype, x.shape(),

@@ -101,12 +101,11 @@ bool needs_operand(const Pullback& pullback, std::size_t i) {
 // each(i, dy) makes the gradient of operand i; the last one that is needed may use dy's memory.
 template <class Each>
 void pair_backward(Pullback& pullback, const Each& each) {
-  Tensor dy = pullback.take_grad();
+  const bool second = needs_operand(pullback, 1);
   if (needs_operand(pullback, 0)) {
-    Tensor mine = needs_operand(pullback, 1) ? dy : std::move(dy);
-    give_reduced(pullback, 0, each(0, std::move(mine)));
+    give_reduced(pullback, 0, each(0, second ? pullback.grad() : pullback.take_grad()));
   }
-  if (needs_operand(pullback, 1)) give_reduced(pullback, 1, each(1, std::move(dy)));
+  if (second) give_reduced(pullback, 1, each(1, pullback.take_grad()));
 }
 
 void add_backward(Pullback& pullback) {
@@ -131,7 +130,7 @@ void multiply_backward(Pullback& pullback) {
 // By the kernels <name>_bwd_a and <name>_bwd_b of dy, a, b.
 void binary_backward(Pullback& pullback, const std::array<const KernelHandle*, 2>& handles) {
   const auto& pair = pullback.saved().args<PairSaved>();
-  pair_backward(pullback, [&](std::size_t i, Tensor dy) {
+  pair_backward(pullback, [&](std::size_t i, const Tensor& dy) {
     return run_into(pullback.encoder(), *handles[i], dy.dtype(), dy.shape(),
                     {dy, pair.operand(pullback.saved(), 0), pair.operand(pullback.saved(), 1)}, dy);
   });
@@ -212,8 +211,7 @@ void where_backward(Pullback& pullback) {
   CommandEncoder& encoder = pullback.encoder();
   const Tensor& condition = pullback.saved()[0];
   const auto& shapes = pullback.saved().args<WhereSaved>().shape;
-  Tensor dy = pullback.take_grad();
-  const std::size_t size = size_of(dy.dtype());
+  const std::size_t size = size_of(pullback.grad().dtype());
   const DType bits = size == 8 ? DType::kU64 : size == 4 ? DType::kU32 : DType::kU16;
   const auto side = [&](bool first, const Tensor& g) {
     const Tensor d = reuse_or_empty(encoder, g, g.shape(), g.dtype());
@@ -224,11 +222,12 @@ void where_backward(Pullback& pullback) {
     }
     return d;
   };
+  const bool second = pullback.needs(1);
   if (pullback.needs(0)) {
-    const Tensor mine = pullback.needs(1) ? dy : std::move(dy);
-    pullback.give(0, sum_to(encoder, side(true, mine), shapes[0]));
+    const Tensor dy = second ? pullback.grad() : pullback.take_grad();
+    pullback.give(0, sum_to(encoder, side(true, dy), shapes[0]));
   }
-  if (pullback.needs(1)) pullback.give(1, sum_to(encoder, side(false, dy), shapes[1]));
+  if (second) pullback.give(1, sum_to(encoder, side(false, pullback.take_grad()), shapes[1]));
 }
 
 }  // namespace
