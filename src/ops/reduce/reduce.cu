@@ -13,7 +13,6 @@
 #include "backends/cuda/device/exp.cuh"
 #include "backends/cuda/device/index.cuh"
 #include "backends/cuda/device/launch.cuh"
-#include "backends/cuda/device/partials.cuh"
 #include "backends/cuda/device/rows.cuh"
 #include "mlxtape/core/registry.h"
 #include "reduce_args.h"
@@ -191,7 +190,6 @@ struct Moments {
     all = join(all, {{kN, mean, squares}});
   }
   static __device__ State<3> join(State<3> a, State<3> b) {
-    if (a.part[0] == 0) return b;  // also where d overflows
     const float n = a.part[0] + b.part[0];
     const float w = n > 0 ? __fdividef(b.part[0], n) : 0;
     const float d = b.part[1] - a.part[1];
@@ -260,25 +258,24 @@ struct Cut {
   std::int64_t each, chunks;
 };
 
-// A thread's share of n neighbours: in packs where kPacks (then n is a number of whole ones), kEach of them under
-// way at once; else one by one.
-template <class Fold, int kRow, bool kPacks, int kEach, class T>
+// A thread's share of n neighbours: in packs where kPacks (then n is a number of whole ones), else one by one.
+template <class Fold, int kRow, bool kPacks, class T>
 __device__ __forceinline__ State<Fold::kParts> fold_share(const Fold& fold, const T* x,
                                                           std::int64_t n) {
   const int rank = threadIdx.x % kRow;
   State<Fold::kParts> all = Fold::start();
   if constexpr (kPacks) {
+    constexpr int kUnroll = 4;
     const std::int64_t packs = n / kPack<T>;
     float v[kPack<T>];
     std::int64_t p = rank;
-    for (; p + (kEach - 1) * kRow < packs; p += kEach * kRow) {
-      cuda::Pack<T> pack[kEach];
+    for (; p + (kUnroll - 1) * kRow < packs; p += kUnroll * kRow) {
+      cuda::Pack<T> pack[kUnroll];
 #pragma unroll
-      for (int u = 0; u < kEach; ++u) {
+      for (int u = 0; u < kUnroll; ++u)
         pack[u] = cuda::load_pack_shared(x + (p + u * kRow) * kPack<T>);
-      }
 #pragma unroll
-      for (int u = 0; u < kEach; ++u) {
+      for (int u = 0; u < kUnroll; ++u) {
         cuda::unpack(pack[u], v);
         fold.take(all, v);
       }
@@ -308,9 +305,7 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t first = chunk * cut.each;
   const std::int64_t n = in ? min(cut.each, args.count - first) : 0;
   const Fold fold(about, in ? row : 0);
-  // Whole rows come in blocks enough to hide each other's waiting; chunks are few.
-  constexpr int kEach = Fold::kParts == 1 && std::is_same_v<Finish, Kept> ? 8 : 4;
-  auto all = fold_share<Fold, kRow, kPacks, kEach>(fold, x + row * args.count + first, n);
+  auto all = fold_share<Fold, kRow, kPacks>(fold, x + row * args.count + first, n);
   all = Fold::template gather<kRow>(all, room);
   if (in && threadIdx.x % kRow == 0) to.finish(all, item);
 }
@@ -351,7 +346,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
                  Finish to) {
   using Partial = State<Fold::kParts>;
   __shared__ float room[kWarps][kColumns][Fold::kParts][kWarp];
-  cut.chunks > 1 ? cuda::hold_next_wait_turn() : cuda::wait_turn();
+  cuda::wait_turn();
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
   std::int64_t tile = 0, chunk = 0;
@@ -389,7 +384,6 @@ __global__ void __launch_bounds__(kThreads, kResident)
       }
     }
   }
-  if (cut.chunks > 1) cuda::next_may_start();
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
 #pragma unroll
@@ -456,9 +450,8 @@ Cut cut_of(const ReduceArgs& args) {
   std::int64_t chunks =
       std::min(kAtOnce / std::max<std::int64_t>(side_by_side, 1), cuda::blocks_for(count, least));
   chunks = std::max<std::int64_t>(chunks, 1);
-  // Of a row: as many as a block's threads have under way at once, eight packs of eight each.
-  const std::int64_t step = args.inner == 1 && chunks > 1 ? 64 * kThreads : 8;
-  const std::int64_t each = cuda::blocks_for(cuda::blocks_for(count, chunks), step) * step;
+  const std::int64_t each =
+      cuda::blocks_for(cuda::blocks_for(count, chunks), 8) * 8;  // whole packs
   return {each, cuda::blocks_for(count, each)};
 }
 
