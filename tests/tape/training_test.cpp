@@ -233,6 +233,40 @@ TEST_P(Training, SixteenBitsWithMastersLearnAsWell) {
   EXPECT_LT(mean_of_last(losses, 20), 1.2 * Source::entropy());
 }
 
+// Along its gradient g, the loss must rise by g·g: by less where any part of g is lost on the way.
+TEST_P(Training, TheGradientOfTheModelIsItsSlope) {
+  const SmallModel model(encoder(), {}, 1);
+  Source source;
+  Tensor ids, targets;
+  source.batch(encoder(), 4, 8, ids, targets);
+  Tape tape(encoder());
+  std::vector<Tensor> watched;
+  for (const Tensor& w : model.weights()) watched.push_back(tape.watch(w));
+  const Tensor loss = model.loss(tape, watched, ids, targets);
+  tape.backward(loss);
+  std::vector<Values> gradients;
+  double slope = 0;
+  for (const Tensor& w : watched) {
+    gradients.push_back(download(tape.grad(w)));
+    for (const double g : gradients.back()) slope += g * g;
+  }
+  const auto loss_at = [&](double step) {
+    std::vector<Tensor> moved;
+    for (std::size_t i = 0; i < watched.size(); ++i) {
+      Values w = download(watched[i]);
+      for (std::size_t k = 0; k < w.size(); ++k) w[k] += step * gradients[i][k];
+      moved.push_back(upload(w, watched[i].shape(), DType::kF32));
+    }
+    Tape other(encoder());
+    return download(model.loss(other, moved, ids, targets))[0];
+  };
+  const double h = 0.02 / slope;  // the loss moves by about 0.02
+  const double coarse = (loss_at(h) - loss_at(-h)) / (2 * h);
+  const double fine = (loss_at(h / 2) - loss_at(-h / 2)) / h;
+  const double roundings = 64 * 0x1p-24 * download(loss)[0] / h;
+  EXPECT_NEAR(fine, slope, 2 * std::abs(coarse - fine) + roundings);
+}
+
 // ---- the step as a whole ----
 
 TEST_P(Training, AStepIsCapturedOnceAndReplayed) {
