@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -258,14 +259,19 @@ CopyArgs copy_args(const Tensor& from, const Tensor& to) {
   struct Axis {
     std::int64_t size, from, to;
   };
-  std::vector<Axis> axes;
+  std::array<Axis, kMaxRank> axes{};  // the target's widest stride first
+  std::size_t count = 0;
   for (std::int64_t i = 0; i < from.rank(); ++i) {
-    if (from.dim(i) != 1) axes.push_back({from.dim(i), from.strides()[i], to.strides()[i]});
+    if (from.dim(i) == 1) continue;
+    const Axis axis{from.dim(i), from.strides()[i], to.strides()[i]};
+    std::size_t place = count++;
+    for (; place > 0 && std::abs(axes[place - 1].to) < std::abs(axis.to); --place) {
+      axes[place] = axes[place - 1];
+    }
+    axes[place] = axis;
   }
-  std::stable_sort(axes.begin(), axes.end(),
-                   [](const Axis& a, const Axis& b) { return std::abs(a.to) > std::abs(b.to); });
   CopyArgs args{};
-  for (const Axis& axis : axes) {
+  for (const Axis& axis : std::span(axes).first(count)) {
     const std::int64_t last = args.rank - 1;
     if (args.rank > 0 && args.from[last] == axis.from * axis.size &&
         args.to[last] == axis.to * axis.size) {
