@@ -68,8 +68,9 @@ lint: setup-lint build/release/build.ninja  ## check layout, bugs, layers, tree 
 format: setup-lint  ## lay out all C++ files
 	scripts/lint.sh --fix-format
 
-docs: setup  ## write docs/ops.md anew from the op headers
-	cmake -DROOT=. -DOUTPUT=docs/ops.md -P cmake/ops_doc.cmake
+docs: setup build/release/build.ninja  ## write docs/ops.md anew from the op headers and the build
+	cmake --build --preset release -j $(JOBS) --target mlxtape_cli
+	cmake -DROOT=. -DPROGRAM=build/release/bin/mlxtape -DOUTPUT=docs/ops.md -P cmake/ops_doc.cmake
 
 clean:  ## remove build/
 	rm -rf build

@@ -11,7 +11,9 @@ set(op_sources "")
 set(op_cuda_sources "")
 set(op_tests "")
 set(declarations "")
-set(calls "")
+set(entries "")
+set(enum_cpu kCpu)
+set(enum_cuda kCuda)
 foreach(op IN LISTS MLXTAPE_OPS)
   set(folder ${CMAKE_SOURCE_DIR}/src/ops/${op})
   # An op may be spread over files: <op>_<what>.cpp and .cpu.cpp, <op>_<what>.cu.
@@ -29,7 +31,7 @@ foreach(op IN LISTS MLXTAPE_OPS)
   endif()
   foreach(backend IN LISTS MLXTAPE_BACKENDS)
     string(APPEND declarations "void register_${op}_${backend}(KernelRegistry& registry);\n")
-    string(APPEND calls "  ops::register_${op}_${backend}(registry);\n")
+    string(APPEND entries "      {\"${op}\", Backend::${enum_${backend}}, ops::register_${op}_${backend}},\n")
   endforeach()
 endforeach()
 set(op_includes "")
@@ -44,14 +46,13 @@ file(CONFIGURE OUTPUT ${MLXTAPE_GENERATED_INCLUDE}/mlxtape/ops.h CONTENT
 ${op_includes}")
 set(device_declarations "")
 set(device_calls "")
-set(memory_calls "")
 foreach(backend IN LISTS MLXTAPE_BACKENDS)
   string(APPEND device_declarations
          "namespace ${backend} {\nvoid register_${backend}_devices(std::vector<Device*>& devices,\n"
          "                              std::vector<AbsentDevice>& absent);\n"
          "void register_memory_kernels(KernelRegistry& registry);\n}\n")
   string(APPEND device_calls "  ${backend}::register_${backend}_devices(devices, absent);\n")
-  string(APPEND memory_calls "  ${backend}::register_memory_kernels(registry);\n")
+  string(APPEND entries "      {\"core\", Backend::${enum_${backend}}, ${backend}::register_memory_kernels},\n")
 endforeach()
 if(NOT MLXTAPE_WITH_CUDA)
   string(APPEND device_calls "  absent.push_back({Backend::kCuda, \"this build has no CUDA backend: "
@@ -60,14 +61,17 @@ endif()
 set(MLXTAPE_REGISTER_ALL ${CMAKE_BINARY_DIR}/generated/register_all.cpp)
 file(CONFIGURE OUTPUT ${MLXTAPE_REGISTER_ALL} CONTENT
 "// Generated from src/ops/ops.list.
+#include \"core/op_kernels.h\"
 #include \"mlxtape/core/device.h\"
-#include \"mlxtape/core/registry.h\"
 namespace mlxtape {
 namespace ops {
 ${declarations}}  // namespace ops
 ${device_declarations}
-void register_all_kernels(KernelRegistry& registry) {
-${memory_calls}${calls}}
+std::span<const OpKernels> op_kernels() {
+  static constexpr OpKernels kAll[] = {
+${entries}  };
+  return kAll;
+}
 
 void register_all_devices(std::vector<Device*>& devices, std::vector<AbsentDevice>& absent) {
 ${device_calls}}

@@ -1,6 +1,31 @@
-# cmake -DROOT=<tree> -DOUTPUT=<file> [-DCHECK=ON] -P ops_doc.cmake : docs/ops.md from the op headers.
-# The header's comment block is the op's contract; the catalogue shows it as it stands.
+# cmake -DROOT=<tree> -DPROGRAM=<mlxtape> -DOUTPUT=<file> [-DCHECK=ON] -P ops_doc.cmake : docs/ops.md.
+# The header's comment block is the op's contract; the catalogue shows it as it stands. Kernels and
+# types are those that the program has.
+cmake_minimum_required(VERSION 3.25)
 file(STRINGS ${ROOT}/src/ops/ops.list ops REGEX "^[a-z]")
+execute_process(COMMAND ${PROGRAM} kernels OUTPUT_VARIABLE kernels COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX REPLACE "\n$" "" kernels "${kernels}")
+string(REPLACE "\n" ";" kernels "${kernels}")
+
+# Both backends must have the same kernels for the same types: an op that is on one alone, or for
+# fewer types there, would surprise who moves a model over.
+foreach(backend IN ITEMS cpu cuda)
+  set(lines_${backend} ${kernels})
+  list(FILTER lines_${backend} INCLUDE REGEX "^${backend} ")
+  list(TRANSFORM lines_${backend} REPLACE "^${backend} " "")
+  list(SORT lines_${backend})
+endforeach()
+if(lines_cuda AND NOT lines_cuda STREQUAL lines_cpu)
+  set(apart ${lines_cpu} ${lines_cuda})
+  list(REMOVE_DUPLICATES apart)
+  foreach(line IN LISTS apart)
+    if(NOT line IN_LIST lines_cpu OR NOT line IN_LIST lines_cuda)
+      message("on one backend only: ${line}")
+    endif()
+  endforeach()
+  message(FATAL_ERROR "the CPU and CUDA must have the same kernels")
+endif()
+
 set(table "")
 set(blocks "")
 foreach(op IN LISTS ops)
@@ -13,8 +38,11 @@ foreach(op IN LISTS ops)
   string(REPLACE "\n" " " summary "${summary}")
   string(REGEX REPLACE "^[a-z0-9_]+: *" "" summary "${summary}")
   set(backends "cpu")
+  set(types "")
+  set(built "")
   if(header MATCHES "\n// Kernels +none of its own")
     set(backends "all")
+    set(types "those of the ops it calls")
   endif()
   foreach(suffix cu metal)
     if(EXISTS ${ROOT}/src/ops/${op}/${op}.${suffix})
@@ -22,20 +50,57 @@ foreach(op IN LISTS ops)
     endif()
   endforeach()
   string(REPLACE ", cu" ", cuda" backends "${backends}")
-  string(APPEND table "| [${op}](#${op}) | ${summary} | ${backends} |\n")
-  string(APPEND blocks "\n## ${op}\n\n```text\n${comment}\n```\n")
+
+  # Kernels that have the same types share a line.
+  set(groups "")
+  foreach(line IN LISTS lines_cpu)
+    if(NOT line MATCHES "^${op} ([^ ]+) (.*)$")
+      continue()
+    endif()
+    set(kernel ${CMAKE_MATCH_1})
+    set(of_kernel "${CMAKE_MATCH_2}")
+    if(of_kernel STREQUAL "u8 u16 u32 u64")
+      set(of_kernel "any, moved by its size")
+    endif()
+    string(REPLACE " " ";" each "${of_kernel}")
+    list(LENGTH each count)
+    if(count EQUAL 12)  # casts: of the 13 types
+      set(of_kernel "every other type")
+    endif()
+    string(MAKE_C_IDENTIFIER "${of_kernel}" id)
+    if(NOT of_kernel IN_LIST groups)
+      list(APPEND groups "${of_kernel}")
+      set(kernels_${id} "`${kernel}`")
+    else()
+      string(APPEND kernels_${id} ", `${kernel}`")
+    endif()
+  endforeach()
+  foreach(group IN LISTS groups)
+    string(MAKE_C_IDENTIFIER "${group}" id)
+    string(APPEND built "- ${group}: ${kernels_${id}}\n")
+    if(types)
+      string(APPEND types " / ")
+    endif()
+    string(APPEND types "${group}")
+  endforeach()
+  if(built)
+    set(built "\n${built}")
+  endif()
+  string(APPEND table "| [${op}](#${op}) | ${summary} | ${backends} | ${types} |\n")
+  string(APPEND blocks "\n## ${op}\n\n```text\n${comment}\n```\n${built}")
 endforeach()
 set(text "# Operations
 
-Generated from the headers in include/mlxtape/ops by `make docs`; edit those.
+Generated from the headers in include/mlxtape/ops and from the kernels in the build by `make docs`; edit the headers.
+Kernels that differ in the types they take are set apart by a stroke; each op's section says which is which.
 
-| op | what it does | backends |
-|---|---|---|
+| op | what it does | backends | types of its kernels |
+|---|---|---|---|
 ${table}${blocks}")
 if(CHECK)
   file(READ ${OUTPUT} have)
   if(NOT have STREQUAL text)
-    message(FATAL_ERROR "${OUTPUT} is not what the headers say: run make docs")
+    message(FATAL_ERROR "${OUTPUT} is not what the headers and the build say: run make docs")
   endif()
 else()
   file(WRITE ${OUTPUT} "${text}")

@@ -5,9 +5,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <map>
+#include <optional>
+#include <set>
 
 #include "backends/cpu/targets.h"
 #include "commit.h"
+#include "core/op_kernels.h"
 #include "mlxtape/core/device.h"
 #include "mlxtape/core/registry.h"
 #include "mlxtape/core/source_kernel.h"
@@ -43,10 +47,23 @@ void info() {
   }
 }
 
+// A line per backend, op and kernel: "cpu softmax softmax_fwd f16 bf16 f32". Kernels of backends in
+// the build, whether or not the machine has the device.
 void list_kernels() {
-  for (Device* device : Device::all()) {
-    for (const std::string& name : KernelRegistry::instance().names(device->backend())) {
-      std::printf("%s %s\n", name_of(device->backend()), name.c_str());
+  for (const OpKernels& of_op : op_kernels()) {
+    KernelRegistry registry;
+    of_op.add(registry);
+    std::map<std::string, std::set<DType>> types;
+    for (const std::string& name : registry.names(of_op.backend)) {
+      const std::size_t cut = name.rfind('_');
+      const std::optional<DType> type = dtype_from_name(name.substr(cut + 1));
+      if (!type) throw Error(Errc::kArgument, "kernels: a name must end in its type, got " + name);
+      types[name.substr(0, cut)].insert(*type);
+    }
+    for (const auto& [kernel, of_kernel] : types) {
+      std::printf("%s %s %s", name_of(of_op.backend), of_op.op, kernel.c_str());
+      for (const DType type : of_kernel) std::printf(" %s", name_of(type));
+      std::printf("\n");
     }
   }
 }
@@ -88,7 +105,7 @@ int run(int argc, char** argv) {
   app.add_option("--cpu-target", target, "use no better instruction set than this (see info)");
 
   CLI::App* info_command = app.add_subcommand("info", "what this machine and this build have");
-  CLI::App* kernels_command = app.add_subcommand("kernels", "every kernel, by backend");
+  CLI::App* kernels_command = app.add_subcommand("kernels", "every kernel: backend, op, name, types");
 #ifdef MLXTAPE_HAS_CASES
   CLI::App* bench_command = app.add_subcommand("bench", "measure this machine");
   bench_command->require_subcommand(0, 1);

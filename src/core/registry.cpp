@@ -5,6 +5,8 @@
 #include <shared_mutex>
 #include <utility>
 
+#include "core/op_kernels.h"
+
 namespace mlxtape {
 
 struct KernelRegistry::Impl {
@@ -26,7 +28,7 @@ KernelRegistry& KernelRegistry::instance() {
   // Never destroyed: static tensors of the user may still be computed with at exit.
   static KernelRegistry& registry = []() -> KernelRegistry& {
     auto filled = std::make_unique<KernelRegistry>();
-    register_all_kernels(*filled);
+    for (const OpKernels& of_op : op_kernels()) of_op.add(*filled);
     return *filled.release();
   }();
   return registry;

@@ -26,7 +26,7 @@ expect() {
 }
 
 expect 0 "cpu: " info
-expect 0 "cpu softmax_fwd_bf16" kernels
+expect 0 "cpu softmax softmax_fwd f16 bf16 f32" kernels
 expect 0 "bench" --help
 expect 0 "--json" bench ops --help
 expect 0 "." --version

@@ -97,7 +97,4 @@ class KernelHandle {
   mutable std::array<std::array<std::atomic<const Kernel*>, kDTypeCount>, kBackendCount> found_{};
 };
 
-// Generated from src/ops/ops.list: one line per op and backend in the build.
-void register_all_kernels(KernelRegistry& registry);
-
 }  // namespace mlxtape
