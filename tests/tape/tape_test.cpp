@@ -53,15 +53,6 @@ class OnTape : public OnDevice {
   }
   void expect(const Tensor& t, const std::vector<double>& want) { EXPECT_EQ(download(t), want); }
 
-  static void expect_error(Errc code, const std::string& says, const std::function<void()>& call) {
-    try {
-      call();
-      FAIL() << "nothing was thrown; must say: " << says;
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), code) << e.what();
-      EXPECT_NE(std::string(e.what()).find(says), std::string::npos) << e.what();
-    }
-  }
   std::size_t in_use() { return encoder().device().memory().stats().current; }
 };
 

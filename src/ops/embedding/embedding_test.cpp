@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 
+#include "support/indices.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -13,8 +14,6 @@ using ops::EmbeddingGrad;
 using Values = std::vector<double>;
 
 constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // The row that an id names, or -1.
 std::int64_t row_of(double id, std::int64_t rows) {

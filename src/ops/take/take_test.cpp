@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "support/indices.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -12,9 +13,6 @@ using Values = std::vector<double>;
 using Axis = std::optional<std::int64_t>;
 
 constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
-
-std::int64_t count_of(const Shape& s) { return *element_count(s); }
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // Where in x [outer, length, width] each element of y comes from, or -1: the formula of take.h.
 std::vector<std::int64_t> sources(std::int64_t outer, std::int64_t length, std::int64_t width,
@@ -48,12 +46,6 @@ Refs returned(const std::vector<std::int64_t>& from, const Values& dy, std::int6
   return dx;
 }
 
-Values values_of(const Refs& refs) {
-  Values v;
-  for (const Ref& r : refs) v.push_back(r.value);
-  return v;
-}
-
 TEST(TakeOracle, GradientMatchesCentralDifference) {
   Noise noise(1);
   const auto from = sources(2, 5, 3, {0, 4, 4, -1, 2, 9});
@@ -68,19 +60,6 @@ TEST(TakeOracle, GradientMatchesCentralDifference) {
 
 class Take : public OnDevice {
  protected:
-  // Some from each end, some twice, some outside.
-  static Values random_indices(Noise& noise, std::int64_t n, std::int64_t length, DType type) {
-    Values v;
-    for (std::int64_t i = 0; i < n; ++i) {
-      std::int64_t index = length == 0 ? 7 : noise.below(length);
-      if (is_signed(type) && noise.below(3) == 0) index -= length;
-      if (noise.below(20) == 0) index = (noise.below(2) == 0 ? 100 : 0) + length;
-      if (is_signed(type) && noise.below(20) == 0) index = -length - 1;
-      v.push_back(static_cast<double>(index));
-    }
-    return v;
-  }
-
   struct How {
     DType index_type = DType::kI32;
     bool strided = false;
@@ -344,16 +323,6 @@ TEST(TakeCheck, SaysWhatIsWrong) {
 MT_ON_EVERY_BACKEND(Take);
 MT_ON_EVERY_BACKEND(TakeGather);
 
-Tensor random_ids(CommandEncoder& encoder, std::int64_t n, std::int64_t length) {
-  Noise noise(7);
-  std::vector<std::int32_t> ids;
-  for (std::int64_t i = 0; i < n; ++i)
-    ids.push_back(static_cast<std::int32_t>(noise.below(length)));
-  const Tensor t = encoder.empty({n}, DType::kI32);
-  encoder.upload(ids.data(), t.bytes(), t);
-  return t;
-}
-
 }  // namespace
 
 std::vector<BenchCase> take_bench_cases() {
@@ -372,7 +341,7 @@ std::vector<BenchCase> take_bench_cases() {
       cases.push_back(
           {"", "fwd", name, dtype, lines + 4 * s.n, bytes, 2, 1, [=](CommandEncoder& encoder) {
              const Tensor x = random_tensor(encoder, {s.rows, s.width}, dtype, 1);
-             const Tensor ids = random_ids(encoder, s.n, s.rows);
+             const Tensor ids = random_ids(encoder, {s.n}, s.rows);
              return [=, &encoder] {
                static_cast<void>(ops::take(encoder, x, ids, 0));
              };
@@ -380,7 +349,7 @@ std::vector<BenchCase> take_bench_cases() {
       cases.push_back({"", "bwd", name, dtype, bytes + 4 * s.n, s.rows * s.width * size, 2, 1,
                        [=](CommandEncoder& encoder) {
                          const Tensor dy = random_tensor(encoder, {s.n, s.width}, dtype, 1);
-                         const Tensor ids = random_ids(encoder, s.n, s.rows);
+                         const Tensor ids = random_ids(encoder, {s.n}, s.rows);
                          return [=, &encoder] {
                            static_cast<void>(
                                ops::take_backward(encoder, dy, ids, {s.rows, s.width}, 0));
