@@ -278,6 +278,27 @@ TEST_P(TakeGather, LeadingAxesWithBroadcastIndices) {
   EXPECT_EQ(download(tape.grad(x)), (Values{3, 4, 0, 0, 1, 2, 7, 8, 0, 0, 5, 6}));
 }
 
+// What counts is the axes of y: those that are indexed are not among them in the short form.
+TEST_P(TakeGather, AsManyAxesAsYCanHave) {
+  Noise noise(4);
+  const Values v = random_values(noise, 256, DType::kF32);
+  const Shape eight{2, 2, 2, 2, 2, 2, 2, 2};
+  Tape tape(encoder());
+  const Tensor x = tape.watch(upload(v, eight, DType::kF32));
+  const Tensor i = upload({1}, {1}, DType::kI32), row = upload({1, 0}, {1, 2}, DType::kI32);
+  const Tensor y = ops::gather(tape, x, {i, row});  // 2 + 8 − 2 axes
+  EXPECT_EQ(y.shape(), (Shape{1, 2, 2, 2, 2, 2, 2, 2}));
+  Values want(v.begin() + 192, v.end());
+  want.insert(want.end(), v.begin() + 128, v.begin() + 192);
+  EXPECT_EQ(download(y), want);
+  EXPECT_EQ(download(ops::gather(encoder(), x, {i, row})), want);
+  tape.backward(y, upload(want, y.shape(), DType::kF32));
+  Values dx(v);
+  std::fill(dx.begin(), dx.begin() + 128, 0);
+  EXPECT_EQ(download(tape.grad(x)), dx);
+  EXPECT_EQ(ops::gather(encoder(), x, std::vector<Tensor>(8, i)).shape(), Shape{1});
+}
+
 TEST(TakeCheck, SaysWhatIsWrong) {
   const auto x = Tensor::meta({4, 5}), i = Tensor::meta({3}, DType::kI32);
   const auto far = Tensor::meta({3}, DType::kI32, Backend::kMetal);
@@ -292,6 +313,7 @@ TEST(TakeCheck, SaysWhatIsWrong) {
                           const Shape& slice) {
     return ops::gather_check(x, indices, axes, slice);
   };
+  EXPECT_FALSE(ops::gather_check(x, {many, i}));
   const auto odd = Tensor::meta({2}, DType::kI32);
   const auto half = Tensor::meta({std::int64_t{1} << 61}, DType::kI32);
   expect_refused({
@@ -316,6 +338,7 @@ TEST(TakeCheck, SaysWhatIsWrong) {
       {"wide slice", gather({i}, {0}, {1, 6}), Errc::kShape, "must lie in x [4, 5], got [1, 6]"},
       {"negative slice", gather({i}, {0}, {1, -1}), Errc::kShape, "must lie in x"},
       {"gather rank", gather({many}, {0}, {1, 5}), Errc::kShape, "at most 8 axes"},
+      {"whole rank", ops::gather_check(x, {many}), Errc::kShape, "8 axes, got indices"},
       {"gather size", gather({half}, {0}, {1, 5}), Errc::kShape, "63 bits"},
   });
 }
