@@ -348,6 +348,34 @@ TEST_P(Optimiser, AStepIsReplayedWithANewRate) {
   EXPECT_EQ(download(t2), Values{4});
 }
 
+// Slots write at once: what one of them writes must be no other's.
+TEST_P(Optimiser, AParameterIsSteppedOnce) {
+  const auto f32 = DType::kF32;
+  const Tensor all = upload({1, 2, 3, 4, 5, 6}, {6}, f32), other = upload({1, 2}, {2}, f32);
+  const auto part = [&](std::int64_t first) {
+    const Tensor w = all.slice(0, first, first + 2);
+    return AdamWSlot{w, upload({1, 1}, {2}, f32), encoder().zeros({2}, f32),
+                     encoder().zeros({2}, f32)};
+  };
+  AdamWSlot apart = part(0);
+  apart.w = other;
+  const ops::StepNumbers numbers{number(0.1), count(1)};
+  const auto check = [&](const std::vector<AdamWSlot>& slots) {
+    return ops::adamw_step_check(slots, numbers, {});
+  };
+  const auto sgd = [&](const Tensor& a, const Tensor& b) {
+    return ops::sgd_step_check({{a, part(0).grad}, {b, part(0).grad}}, numbers, {});
+  };
+  EXPECT_FALSE(check({part(4), apart, part(0), part(2)}));
+  expect_refused({
+      {"twice", check({part(2), apart, part(0), part(2)}), Errc::kArgument,
+       "w of parameter 3 must have memory of its own, got that of parameter 0"},
+      {"overlapping", check({part(3), part(0), part(4)}), Errc::kArgument, "parameter 2"},
+      {"sgd", sgd(other, other), Errc::kArgument, "each parameter once"},
+  });
+  EXPECT_FALSE(sgd(all.slice(0, 0, 2), other));
+}
+
 TEST(OptimiserCheck, SaysWhatIsWrong) {
   const auto f32 = Tensor::meta({4}), f16 = Tensor::meta({4}, DType::kF16);
   const auto one = Tensor::meta({1}), step = Tensor::meta({1}, DType::kI32);
