@@ -292,6 +292,8 @@ TEST(ScatterCheck, SaysWhatIsWrong) {
   const auto values = Tensor::meta({3, 5});
   const std::int64_t many = std::int64_t{1} << 40;
   const auto seven = Tensor::meta({1, 1, 1, 1, 1, 1, 1, 1}, DType::kI32);
+  EXPECT_FALSE(check(Tensor::meta({7}), Tensor::meta({std::int64_t{0xfffffffe}}, DType::kI32),
+                     Tensor::meta({1}), 0));
   expect_refused({
       {"axis", check(x, i, v, 2), Errc::kArgument,
        "put_along_axis: axis must be in [-2, 2), got 2"},
@@ -311,6 +313,10 @@ TEST(ScatterCheck, SaysWhatIsWrong) {
        check(Tensor::meta({1, 5, many}), Tensor::meta({many, 1, 1}, DType::kI32),
              Tensor::meta({1, 1, 1}), 1),
        Errc::kShape, "63 bits"},
+      {"many",
+       check(Tensor::meta({7}), Tensor::meta({std::int64_t{0xffffffff}}, DType::kI32),
+             Tensor::meta({1}), 0),
+       Errc::kShape, "fewer than 2^32 - 1 indices along the axis, got [4294967295]"},
       {"add type", ops::scatter_add_axis_check(i, i, i, 1), Errc::kDType,
        "scatter_add_axis: x must be f32, f16 or bf16, got i32"},
       {"add axis", ops::scatter_add_axis_check(x, i, v, 2), Errc::kArgument,
