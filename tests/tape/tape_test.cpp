@@ -320,6 +320,54 @@ TEST_P(OnTape, GradientsMustFit) {
   with([](Pullback& p) { p.give_none(0); });
 }
 
+// Gradients of half a walk are of no use, and nobody can tell them from whole ones.
+TEST_P(OnTape, AWalkThatFailsLeavesNoHalfGradients) {
+  static bool fails;
+  fails = false;
+  Tape tape(encoder());
+  const Tensor a = tape.watch(numbers({1, 2}));
+  const Tensor seed = numbers({1, 1});
+  const auto make = [&] {
+    Tensor h = a.detach();
+    tape.record("moody",
+                [](Pullback& p) {
+                  if (fails) throw Error(Errc::kBackend, "moody");
+                  p.give(0, p.take_grad());
+                },
+                {a}, {&h}, {});
+    return plus(tape, h, a);  // the walk has been at a when it comes to h
+  };
+  const Tensor y = make();
+  tape.backward(y, seed, {.retain = true});
+  expect(tape.grad(a), {2, 2});
+  const auto expect_refusal = [&] {
+    const char* says = "gradients must be whole";
+    expect_error(Errc::kArgument, says, [&] { tape.grad(a); });
+    expect_error(Errc::kArgument, says, [&] { tape.row_grad(a); });
+    expect_error(Errc::kArgument, says, [&] { tape.has_grad(a); });
+    expect_error(Errc::kArgument, says, [&] { tape.has_row_grad(a); });
+    expect_error(Errc::kArgument, says, [&] { tape.backward(y, seed); });
+    expect_error(Errc::kArgument, says, [&] { tape.backward(total(tape, a)); });
+  };
+  fails = true;
+  expect_error(Errc::kBackend, "moody", [&] { tape.backward(y, seed, {.retain = true}); });
+  expect_refusal();
+  fails = false;
+  tape.clear_grads();
+  EXPECT_FALSE(tape.has_grad(a));
+  tape.backward(y, seed, {.retain = true});  // what was recorded is whole
+  expect(tape.grad(a), {2, 2});
+  tape.backward(total(tape, y));
+  expect(tape.grad(a), {4, 4});
+
+  const Tensor again = make();
+  fails = true;
+  expect_error(Errc::kBackend, "moody", [&] { tape.backward(again, seed); });
+  expect_refusal();
+  tape.reset();
+  EXPECT_FALSE(tape.has_grad(a));
+}
+
 TEST_P(OnTape, AskingForTheGradientOfAnUnusedOutputIsAnError) {
   Tape tape(encoder());
   const Tensor a = tape.watch(numbers({1, 2}));
