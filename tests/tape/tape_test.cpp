@@ -563,6 +563,26 @@ TEST_P(OnTape, ACheckpointNoticesWhatChanged) {
   expect_error(Errc::kArgument, "saved a tensor", [&] { tape.backward(y, x.detach()); });
 }
 
+TEST_P(OnTape, ACheckpointNoticesThatWhatItCapturedChanged) {
+  Tape tape(encoder());
+  const Tensor x = tape.watch(upload({1, 2, 3}, {1, 3}, DType::kF32));
+  const Tensor seed = upload({1, 2, 3}, {1, 3}, DType::kF32);
+  const auto captures = [&](const Tensor& h) {
+    return checkpoint(tape,
+                      [h](Tape& t, const std::vector<Tensor>& in) {
+                        return std::vector<Tensor>{plus(t, in[0], h)};
+                      },
+                      {x})[0];
+  };
+  const Tensor h = plus(tape, x, x);
+  const Tensor y = captures(h);
+  encoder().add_into(h, seed);
+  expect_error(Errc::kArgument, "checkpoint saved a tensor [1, 3] f32",
+               [&] { tape.backward(y, seed); });
+  tape.backward(captures(h), seed);
+  expect(tape.grad(x), {3, 6, 9});
+}
+
 TEST_P(OnTape, ACheckpointOfNothingWatchedIsACall) {
   Tape tape(encoder());
   const TapeFn fn = [](Tape& t, const std::vector<Tensor>& in) {
