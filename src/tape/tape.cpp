@@ -25,9 +25,16 @@ Error wrong(Errc code, const std::string& what) { return {code, "tape: " + what}
 
 // ---- what was saved ----
 
+std::uint32_t Saved::version_of(const Tensor& t) {
+  const Storage* storage = t.buffer().storage();
+  const std::uint32_t own = t.buffer().version();
+  if (storage == nullptr || storage->backing == nullptr) return own;
+  return own + storage->backing->version.load(std::memory_order_relaxed);
+}
+
 int Saved::changed() const {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i].tensor.buffer().version() != tensors_[i].version) return static_cast<int>(i);
+    if (version_of(tensors_[i].tensor) != tensors_[i].version) return static_cast<int>(i);
   }
   return -1;
 }
