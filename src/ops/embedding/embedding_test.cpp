@@ -130,6 +130,23 @@ TEST_P(Embedding, GradientsAreRoundedOnceToTheTypeTheyAreWatchedIn) {
   }
 }
 
+// mlx.nn.Embedding of mx.arange(15).reshape(5, 3), and mx.grad of (weight[ids]·dy).sum().
+TEST_P(Embedding, AsMlx) {
+  Values v(15), dy(12);
+  std::iota(v.begin(), v.end(), 0);
+  std::iota(dy.begin(), dy.end(), 0);
+  const Tensor table = upload(v, {5, 3}, DType::kF32);
+  EXPECT_EQ(download(ops::embedding(encoder(), table, upload({4, 0, -1, 2}, {2, 2}, DType::kI32))),
+            (Values{12, 13, 14, 0, 1, 2, 12, 13, 14, 6, 7, 8}));
+  for (const EmbeddingGrad how : {EmbeddingGrad::kRows, EmbeddingGrad::kDense}) {
+    Tape tape(encoder());
+    const Tensor w = tape.watch(table);
+    const Tensor y = ops::embedding(tape, w, upload({4, 0, 4, 2}, {2, 2}, DType::kI32), how);
+    tape.backward(y, upload(dy, {2, 2, 3}, DType::kF32));
+    EXPECT_EQ(download(tape.grad(w)), (Values{3, 4, 5, 0, 0, 0, 9, 10, 11, 0, 0, 0, 6, 8, 10}));
+  }
+}
+
 TEST_P(Embedding, SameBitsOnEveryRun) {
   Noise noise(5);
   const Tensor dy = upload(random_values(noise, 2000 * 24, DType::kBF16), {2000, 24}, DType::kBF16);

@@ -206,6 +206,71 @@ TEST_P(Layout, ViewsCopyNothing) {
   EXPECT_EQ(encoder().counters().dispatches, before);
 }
 
+// The calls of MLX that are named, of x = mx.arange(12).reshape(3, 4) and m = [[1, 2], [3, 4]].
+TEST_P(Layout, AsMlx) {
+  using Values = std::vector<double>;
+  Values counted(12);
+  std::iota(counted.begin(), counted.end(), 0);
+  const Tensor x = upload(counted, {3, 4}, DType::kF32);
+  const Tensor m = upload({1, 2, 3, 4}, {2, 2}, DType::kF32);
+  const auto expect = [&](const Tensor& t, const Shape& shape, const Values& want) {
+    EXPECT_EQ(t.shape(), shape);
+    EXPECT_EQ(download(t), want);
+  };
+  const auto slice = [&](const std::vector<SliceAxis>& axes) {
+    return ops::slice(encoder(), x, axes);
+  };
+  expect(slice({{2, 0, -1}, {kEnd, kEnd, -2}}), {2, 2}, {11, 9, 7, 5});      // x[2:0:-1, ::-2]
+  expect(slice({{-1, -4, -2}}), {2, 4}, {8, 9, 10, 11, 0, 1, 2, 3});         // x[-1:-4:-2]
+  expect(slice({{}, {3, -5, -3}}), {3, 2}, {3, 0, 7, 4, 11, 8});             // x[:, 3:-5:-3]
+  expect(slice({{5, 1}}), {0, 4}, {});                                       // x[5:1]
+  expect(slice({{1, 100, 2}}), {1, 4}, {4, 5, 6, 7});                        // x[1:100:2]
+  expect(slice({{}, {100, 0, -1}}), {3, 3}, {3, 2, 1, 7, 6, 5, 11, 10, 9});  // x[:, 100:0:-1]
+  expect(slice({{-100, 2}}), {2, 4}, {0, 1, 2, 3, 4, 5, 6, 7});              // x[-100:2]
+  expect(slice({{0, -100, -1}}), {1, 4}, {0, 1, 2, 3});                      // x[0:-100:-1]
+  // mx.pad(m, [(1, 0), (0, 2)], constant_values=-1)
+  expect(ops::pad(encoder(), m, {{1, 0}, {0, 2}}, -1), {3, 4},
+         {-1, -1, -1, -1, 1, 2, -1, -1, 3, 4, -1, -1});
+  // mx.repeat(m, …, axis=…)
+  expect(ops::repeat(encoder(), m, 2, 0), {4, 2}, {1, 2, 1, 2, 3, 4, 3, 4});
+  expect(ops::repeat(encoder(), m, 3, -1), {2, 6}, {1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4});
+  expect(ops::repeat(encoder(), m, 0, 1), {2, 0}, {});
+  // mx.stack([[1, 2, 3], [4, 5, 6]], axis=…)
+  const Tensor a = upload({1, 2, 3}, {3}, DType::kF32), b = upload({4, 5, 6}, {3}, DType::kF32);
+  expect(ops::stack(encoder(), {a, b}), {2, 3}, {1, 2, 3, 4, 5, 6});
+  expect(ops::stack(encoder(), {a, b}, -1), {3, 2}, {1, 4, 2, 5, 3, 6});
+  // mx.split(x, 2, axis=1), mx.split(x, [1, 3], axis=-1), mx.split(x, [1, 1], axis=-1)
+  expect(ops::split(encoder(), x, 2, 1)[1], {3, 2}, {2, 3, 6, 7, 10, 11});
+  const auto parts = ops::split_at(encoder(), x, {1, 3}, -1);
+  ASSERT_EQ(parts.size(), 3U);
+  expect(parts[0], {3, 1}, {0, 4, 8});
+  expect(parts[1], {3, 2}, {1, 2, 5, 6, 9, 10});
+  expect(parts[2], {3, 1}, {3, 7, 11});
+  expect(ops::split_at(encoder(), x, {1, 1}, -1)[1], {3, 0}, {});
+  // mx.broadcast_to([[1], [2]], (2, 2, 3)) and (2, 0)
+  const Tensor column = upload({1, 2}, {2, 1}, DType::kF32);
+  expect(ops::broadcast_to(encoder(), column, {2, 2, 3}), {2, 2, 3},
+         {1, 1, 1, 2, 2, 2, 1, 1, 1, 2, 2, 2});
+  expect(ops::broadcast_to(encoder(), column, {2, 0}), {2, 0}, {});
+  // mx.grad of the sum of each times mx.arange(…)
+  const auto gradient = [&](const Tensor& of, auto op) {
+    Tape tape(encoder());
+    const Tensor t = tape.watch(of);
+    const Tensor y = op(tape, t);
+    Values dy(static_cast<std::size_t>(y.size()));
+    std::iota(dy.begin(), dy.end(), 0);
+    tape.backward(y, upload(dy, y.shape(), DType::kF32));
+    return download(tape.grad(t));
+  };
+  EXPECT_EQ(gradient(m, [](Tape& t, const Tensor& v) { return ops::repeat(t, v, 2, 1); }),
+            (Values{1, 5, 9, 13}));
+  EXPECT_EQ(gradient(m, [](Tape& t, const Tensor& v) { return ops::pad(t, v, {{1, 0}, {0, 2}}); }),
+            (Values{4, 5, 8, 9}));
+  EXPECT_EQ(
+      gradient(column, [](Tape& t, const Tensor& v) { return ops::broadcast_to(t, v, {2, 2, 3}); }),
+      (Values{24, 42}));
+}
+
 TEST_P(Layout, KeepsTheBits) {
   const Tensor x = upload({1, 2, 3, 4, 5, 6}, {2, 3}, DType::kI64);
   EXPECT_EQ(download(ops::concatenate(encoder(), {x, x}, 1)),

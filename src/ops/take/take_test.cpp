@@ -198,6 +198,23 @@ TEST_P(Take, SameBitsOnEveryRun) {
   }
 }
 
+// mx.take(a, indices, axis=…) of mx.arange(12).reshape(3, 4), and mx.grad of (take(a)·a).sum().
+TEST_P(Take, AsMlx) {
+  const Values v{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+  Tape tape(encoder());
+  const Tensor a = tape.watch(upload(v, {3, 4}, DType::kF32));
+  const auto take = [&](const Values& indices, const Shape& shape, Axis axis) {
+    return download(ops::take(encoder(), a, upload(indices, shape, DType::kI32), axis));
+  };
+  EXPECT_EQ(take({3, -4, 1}, {3}, -1), (Values{3, 0, 1, 7, 4, 5, 11, 8, 9}));
+  EXPECT_EQ(take({2, 0, -1, 1}, {2, 2}, -2),
+            (Values{8, 9, 10, 11, 0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7}));
+  EXPECT_EQ(take({11, 0, -1, 5}, {2, 2}, std::nullopt), (Values{11, 0, 11, 5}));
+  EXPECT_EQ(take({1}, {}, 1), (Values{1, 5, 9}));
+  tape.backward(ops::take(tape, a, upload({2, 2, -3}, {3}, DType::kI32), 0), a.detach());
+  EXPECT_EQ(download(tape.grad(a)), (Values{8, 9, 10, 11, 0, 0, 0, 0, 4, 6, 8, 10}));
+}
+
 // ---- gather ----
 
 class TakeGather : public Take {};
@@ -276,6 +293,31 @@ TEST_P(TakeGather, LeadingAxesWithBroadcastIndices) {
   EXPECT_EQ(download(ops::gather(encoder(), x, {rows, cols})), download(y));
   tape.backward(y, upload({1, 2, 3, 4, 5, 6, 7, 8}, {2, 2, 2}, DType::kF32));
   EXPECT_EQ(download(tape.grad(x)), (Values{3, 4, 0, 0, 1, 2, 7, 8, 0, 0, 5, 6}));
+}
+
+// a[i, j], a[:, i] and a[i, :, j] of mx.arange(24).reshape(2, 3, 4), and mx.grad of (a[i, j]·dy).sum().
+TEST_P(TakeGather, AsMlx) {
+  Values v(24);
+  std::iota(v.begin(), v.end(), 0);
+  Tape tape(encoder());
+  const Tensor a = tape.watch(upload(v, {2, 3, 4}, DType::kF32));
+  const auto ids = [&](const Values& i) {
+    return upload(i, {static_cast<std::int64_t>(i.size())}, DType::kI32);
+  };
+  EXPECT_EQ(download(ops::gather(encoder(), a, {ids({0, 1}), ids({2, -3})})),
+            (Values{8, 9, 10, 11, 12, 13, 14, 15}));
+  // The indexed axes are ones behind the others: MLX puts a single one back where it was.
+  const Tensor rows = ops::gather(encoder(), a, {ids({2, 0})}, {1}, {2, 1, 4});
+  EXPECT_EQ(rows.shape(), (Shape{2, 2, 1, 4}));
+  EXPECT_EQ(download(rows), (Values{8, 9, 10, 11, 20, 21, 22, 23, 0, 1, 2, 3, 12, 13, 14, 15}));
+  const Tensor ends =
+      ops::gather(encoder(), a, {ids({0, 1, 1}), ids({3, 0, -1})}, {0, 2}, {1, 3, 1});
+  EXPECT_EQ(ends.shape(), (Shape{3, 1, 3, 1}));
+  EXPECT_EQ(download(ends), (Values{3, 7, 11, 12, 16, 20, 15, 19, 23}));
+  const Tensor y = ops::gather(tape, a, {ids({0, 1, 0}), ids({2, -3, 2})});
+  tape.backward(y, upload({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, {3, 4}, DType::kF32));
+  EXPECT_EQ(download(tape.grad(a)),
+            (Values{0, 0, 0, 0, 0, 0, 0, 0, 10, 12, 14, 16, 5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0}));
 }
 
 // What counts is the axes of y: those that are indexed are not among them in the short form.
