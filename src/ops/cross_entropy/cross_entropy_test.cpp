@@ -378,7 +378,8 @@ TEST_P(CrossEntropy, SpreadLogits) {
       for (std::int64_t r = 0; r < 3; ++r) {
         for (std::int64_t v = 0; v < cols; ++v) {
           double& z = p.z[p.at(r, v)];
-          if (r == 0) z = round_to(dtype, z + 200.0 * static_cast<double>(v / 2048));
+          const std::int64_t block = v / 2048;
+          if (r == 0) z = round_to(dtype, z + 200.0 * static_cast<double>(block));
           if (r == 1 && v < 100) z = -INFINITY;
           if (r == 2 && v != static_cast<std::int64_t>(p.target[2])) z = -INFINITY;
         }
@@ -391,7 +392,7 @@ TEST_P(CrossEntropy, SpreadLogits) {
 
 TEST_P(CrossEntropy, WhatIsNoNumber) {
   const double inf = INFINITY, nan = std::nan("");
-  const auto run = [&](std::vector<double> z, double target, float epsilon = 0) {
+  const auto run = [&](const std::vector<double>& z, double target, float epsilon = 0) {
     CrossEntropyOptions options;
     options.label_smoothing = epsilon;
     const auto n = static_cast<std::int64_t>(z.size());

@@ -422,7 +422,8 @@ TEST_P(KlDivergence, SpreadLogits) {
       Problem x = random_problem(3, cols, 0, dtype, dtype);
       for (std::int64_t v = 0; v < cols; ++v) {
         const auto at = static_cast<std::size_t>(v);
-        const double rise = 60.0 * static_cast<double>(v / 2048);
+        const std::int64_t block = v / 2048;
+        const double rise = 60.0 * static_cast<double>(block);
         x.q[at] = round_to(dtype, x.q[at] + rise);
         x.p[at] = round_to(dtype, x.p[at] - rise);
         const auto second = at + static_cast<std::size_t>(cols);

@@ -8,7 +8,6 @@ namespace mlxtape::test {
 namespace {
 
 using ops::AxisList;
-using ops::PadAxis;
 using ops::SliceAxis;
 constexpr std::int64_t kEnd = SliceAxis::kEnd;
 
@@ -76,7 +75,7 @@ TEST_P(Layout, Reshape) {
 }
 
 TEST_P(Layout, Transpose) {
-  const auto by = [](AxisList axes) {
+  const auto by = [](const AxisList& axes) {
     return [axes](Tape& tape, const Tensor& x) {
       return ops::transpose(tape, x, axes);
     };
@@ -93,7 +92,7 @@ TEST_P(Layout, Transpose) {
 }
 
 TEST_P(Layout, Slice) {
-  const auto of = [](std::vector<SliceAxis> axes) {
+  const auto of = [](const std::vector<SliceAxis>& axes) {
     return [axes](Tape& tape, const Tensor& x) {
       return ops::slice(tape, x, axes);
     };
@@ -337,7 +336,7 @@ std::vector<BenchCase> layout_bench_cases() {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const std::int64_t n = 4096, bytes = n * n * static_cast<std::int64_t>(size_of(dtype));
     const auto with = [&](const char* form, std::int64_t written,
-                          std::function<Tensor(CommandEncoder&, const Tensor&)> op) {
+                          const std::function<Tensor(CommandEncoder&, const Tensor&)>& op) {
       cases.push_back(
           {form, "fwd", "4096x4096", dtype, written, written, 1, 1, [=](CommandEncoder& encoder) {
              const Tensor x = random_tensor(encoder, {n, n}, dtype, 1);
