@@ -10,11 +10,11 @@ namespace mlxtape {
 
 namespace {
 
-// The node's inputs are what fn uses of what the tape tracks, wherever it got it from: the first ones among
-// its arguments' or captured. Saved are the arguments, so a change of one of them is noticed.
+// The node's inputs are what fn uses of what the tape tracks, wherever it got it from: its arguments, or
+// captured. Saved are the arguments, then these, so a change of one of them is noticed.
 struct Kept {
   TapeFn fn;
-  std::vector<Tensor> uses;  // in the order of the node's inputs
+  std::size_t arguments;
   std::vector<Tape::Impl::Carried> carried;
 };
 
@@ -27,8 +27,7 @@ Tensor copy_of(CommandEncoder& encoder, const Tensor& t) {
 void checkpoint_backward(Pullback& pullback) {
   const auto kept = std::static_pointer_cast<const Kept>(pullback.saved().object);
   std::vector<Tensor> arguments;
-  for (std::size_t i = 0; i < pullback.saved().size(); ++i)
-    arguments.push_back(pullback.saved()[i]);
+  for (std::size_t i = 0; i < kept->arguments; ++i) arguments.push_back(pullback.saved()[i]);
   // What fn draws from is for its second run as it was for the first, and then again as the walk found it.
   CommandEncoder& encoder = pullback.encoder();
   std::vector<Tensor> found;
@@ -56,8 +55,8 @@ void checkpoint_backward(Pullback& pullback) {
     }
   }
   if (!seeds.empty()) again.backward(seeds);
-  for (std::size_t i = 0; i < kept->uses.size(); ++i) {
-    const Tensor& x = kept->uses[i];
+  for (std::size_t i = 0; i < pullback.inputs(); ++i) {
+    const Tensor& x = pullback.saved()[kept->arguments + i];
     if (again.has_row_grad(x)) {
       pullback.give_rows(i, again.row_grad(x));
     } else {
@@ -70,32 +69,33 @@ void checkpoint_backward(Pullback& pullback) {
 
 std::vector<Tensor> checkpoint(Tape& tape, TapeFn fn, const std::vector<Tensor>& inputs) {
   auto kept = std::make_shared<Kept>();
-  std::vector<Tensor> results;
+  std::vector<Tensor> results, uses;
   {
     Tape dry(tape);
-    dry.impl().noting = &kept->uses;
+    dry.impl().noting = &uses;
     if (tape.impl().recording) dry.impl().carried = &kept->carried;
     results = fn(dry, inputs);
   }
   if (!tape.impl().recording) return results;
   for (const Tensor& y : results) {  // handed through as it is
-    if (tape.impl().tracks(y)) kept->uses.push_back(y);
+    if (tape.impl().tracks(y)) uses.push_back(y);
   }
-  std::vector<Tensor> once;
-  for (const Tensor& x : kept->uses) {
+  std::vector<Tensor> saved = inputs;
+  const auto first = static_cast<std::ptrdiff_t>(inputs.size());
+  for (const Tensor& x : uses) {
     const auto same = [&](const Tensor& t) {
       return t.identity() == x.identity();
     };
-    if (std::find_if(once.begin(), once.end(), same) == once.end()) once.push_back(x);
+    if (std::none_of(saved.begin() + first, saved.end(), same)) saved.push_back(x);
   }
-  kept->uses = std::move(once);
   kept->fn = std::move(fn);
-  std::vector<TensorRef> uses(kept->uses.begin(), kept->uses.end());
+  kept->arguments = inputs.size();
+  const std::vector<TensorRef> once(saved.begin() + first, saved.end());
   std::vector<Tensor*> outputs;
   for (Tensor& y : results) outputs.push_back(&y);
-  Saved saved(inputs);
-  saved.object = kept;
-  tape.impl().record("checkpoint", checkpoint_backward, uses, outputs, std::move(saved));
+  Saved all(saved);
+  all.object = kept;
+  tape.impl().record("checkpoint", checkpoint_backward, once, outputs, std::move(all));
   return results;
 }
 

@@ -25,9 +25,16 @@ Error wrong(Errc code, const std::string& what) { return {code, "tape: " + what}
 
 // ---- what was saved ----
 
+std::uint32_t Saved::version_of(const Tensor& t) {
+  const Storage* storage = t.buffer().storage();
+  const std::uint32_t own = t.buffer().version();
+  if (storage == nullptr || storage->backing == nullptr) return own;
+  return own + storage->backing->version.load(std::memory_order_relaxed);
+}
+
 int Saved::changed() const {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
-    if (tensors_[i].tensor.buffer().version() != tensors_[i].version) return static_cast<int>(i);
+    if (version_of(tensors_[i].tensor) != tensors_[i].version) return static_cast<int>(i);
   }
   return -1;
 }
@@ -227,6 +234,14 @@ void Tape::Impl::give(std::int32_t number, Tensor gradient) {
   }
 }
 
+void Tape::Impl::check_whole() const {
+  if (!torn || walking) return;
+  throw wrong(
+      Errc::kArgument,
+      "gradients must be whole, got parts of them from a walk that failed; clear_grads() or "
+      "reset() first");
+}
+
 void Tape::Impl::meet(const Tensor& y) {
   if (!walking) number_of(y);
 }
@@ -238,6 +253,7 @@ std::int32_t Tape::Impl::seed_of(const Tensor& y) const {
                 std::string("backward starts from a float, got ") + name_of(y.dtype()));
   }
   if (walking) throw wrong(Errc::kArgument, "one walk at a time, got backward inside of backward");
+  check_whole();
   tracks(y);  // throws for a loose view
   const std::int32_t number = find(y);
   if (number != kNone) return number;
@@ -328,6 +344,7 @@ void Tape::Impl::walk(Tape& tape, Seeds seeds, bool retain) {
     }
   } walking_now(*this, retain);
   walked = true;
+  torn = true;  // until all of it is done
   while (!seeds.empty()) {
     give(seeds.back().first, std::move(seeds.back().second));
     seeds.pop_back();
@@ -510,6 +527,7 @@ void Tape::backward(const Tensor& y, BackwardOptions options) {
                                   to_string(y.shape()) + "; sum it, or give dy");
   }
   self.walk(*this, {{number, self.encoder->full(y.shape(), y.dtype(), 1)}}, options.retain);
+  self.torn = false;
 }
 
 void Tape::backward(const Tensor& y, const Tensor& dy, BackwardOptions options) {
@@ -541,9 +559,11 @@ void Tape::backward(const std::vector<std::pair<Tensor, Tensor>>& seeds, Backwar
     };
     if (v.kept && std::any_of(seeds.begin(), seeds.end(), is_kept)) self.own(*v.kept);
   }
+  self.torn = false;
 }
 
 const Tape::Impl::Value& Tape::Impl::watched(const Tensor& x) const {
+  check_whole();
   tracks(x);  // throws for a loose view
   const std::int32_t number = find(x);
   if (number == kNone || !values[static_cast<std::size_t>(number)].is_watched) {
@@ -568,6 +588,7 @@ Tensor Tape::grad(const Tensor& x) const {
 }
 
 bool Tape::has_grad(const Tensor& x) const {
+  impl().check_whole();
   const std::int32_t number = impl().find(x);
   if (number == kNone) return false;
   const Impl::Value& value = impl().values[static_cast<std::size_t>(number)];
@@ -585,15 +606,18 @@ RowGrad Tape::row_grad(const Tensor& x) const {
 }
 
 bool Tape::has_row_grad(const Tensor& x) const {
+  impl().check_whole();
   const std::int32_t number = impl().find(x);
   return number != kNone && impl().values[static_cast<std::size_t>(number)].rows != nullptr;
 }
 
 void Tape::clear_grads() {
-  for (Impl::Value& v : impl().values) {
+  Impl& self = impl();
+  for (Impl::Value& v : self.values) {
     v.kept.reset();
     v.rows.reset();
   }
+  if (!self.walking) self.torn = false;
 }
 
 void Tape::reset() {
@@ -601,7 +625,7 @@ void Tape::reset() {
   if (self.walking) throw wrong(Errc::kArgument, "reset must wait for the walk that is under way");
   for (Impl::Value& v : self.values) v.is_watched = false;
   self.forget_nodes();
-  self.walked = false;
+  self.walked = self.torn = false;
   self.first_identity = self.freed_to = 0;
 }
 

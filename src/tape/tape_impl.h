@@ -85,6 +85,7 @@ struct Tape::Impl {
   bool recording = true;
   bool walking = false;
   bool walked = false;         // has any walk been done?
+  bool torn = false;           // did the last one throw, with gradients added in part?
   std::uint64_t freed_to = 0;  // identities up to here were freed by a walk
   std::uint64_t first_identity = 0;
   std::vector<Value> values;
@@ -123,6 +124,7 @@ struct Tape::Impl {
   void own(Tensor& sum) const;                  // to be written in place
   void make_dense(Value& value) const;          // kept from rows
   const Value& watched(const Tensor& x) const;  // throws for what is not
+  void check_whole() const;                     // throws where gradients are torn
   void forget_nodes();
 };
 

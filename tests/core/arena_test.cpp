@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include "mlxtape/ops/rms_norm.h"
 #include "mlxtape/ops/softmax.h"
 #include "support/op_test.h"
 
@@ -165,6 +166,25 @@ TEST_P(OnArena, AGraphOwnsThePlacesOfItsStep) {
   EXPECT_THROW(Arena::Step again(arena), Error);
   graph.reset();
   const Arena::Step fine(arena);
+}
+
+// A tape must not walk over what a replay has written, wherever it lives.
+TEST_P(OnArena, AReplayIsSeenAsAWriteOfItsPlaces) {
+  Arena arena(pool());
+  const Tensor seed = upload({1, 2, 3}, {1, 3}, DType::kF32);
+  const Tensor w = upload({1, 1, 1}, {3}, DType::kF32);
+  for (const bool planned : {false, true}) {
+    const Arena::Step now(arena);
+    const Tensor room = encoder().full({1, 3}, DType::kF32, 2);
+    EXPECT_EQ(room.buffer().storage()->backing != nullptr, planned);
+    encoder().begin_capture();
+    encoder().add_into(room, seed);
+    const auto graph = encoder().end_capture();
+    Tape tape(encoder());
+    const Tensor y = ops::rms_norm(tape, room, tape.watch(w), 1e-6F);
+    encoder().replay(*graph);
+    expect_error(Errc::kArgument, "rms_norm saved a tensor", [&] { tape.backward(y, seed); });
+  }
 }
 
 TEST_P(OnArena, GuardedMemoryIsNotPlanned) {

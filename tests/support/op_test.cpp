@@ -116,4 +116,14 @@ void expect_refused(const std::vector<BadInput>& table) {
   }
 }
 
+void expect_error(Errc code, const std::string& says, const std::function<void()>& call) {
+  try {
+    call();
+    FAIL() << "nothing was thrown; must say: " << says;
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), code) << e.what();
+    EXPECT_NE(std::string(e.what()).find(says), std::string::npos) << e.what();
+  }
+}
+
 }  // namespace mlxtape::test

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -53,6 +54,9 @@ struct BadInput {
   const char* says;
 };
 void expect_refused(const std::vector<BadInput>& table);
+
+// call throws an Error of this code whose text holds says.
+void expect_error(Errc code, const std::string& says, const std::function<void()>& call);
 
 }  // namespace mlxtape::test
 

@@ -24,6 +24,20 @@ FloatFacts float_facts(DType t) {
 
 }  // namespace
 
+Refs refs_of(const std::vector<double>& values, double cancelled) {
+  Refs refs;
+  refs.reserve(values.size());
+  for (const double v : values) refs.push_back({v, std::abs(v) + cancelled});
+  return refs;
+}
+
+std::vector<double> values_of(const Refs& refs) {
+  std::vector<double> v;
+  v.reserve(refs.size());
+  for (const Ref& r : refs) v.push_back(r.value);
+  return v;
+}
+
 double rounding_bound(DType stored, std::int64_t n) {
   return std::ldexp(1, -float_facts(stored).precision) +
          static_cast<double>(n + 16) * std::ldexp(1, -24);

@@ -20,6 +20,9 @@ struct Ref {
   double scale;
 };
 using Refs = std::vector<Ref>;
+std::vector<double> values_of(const Refs& refs);
+// Each with its own size as its scale, and how large the numbers were that cancelled.
+Refs refs_of(const std::vector<double>& values, double cancelled = 0);
 
 // Relative to scale: half an ulp of the stored type plus the a-priori bound of an f32 sum of n
 // terms, each made with at most 16 roundings.

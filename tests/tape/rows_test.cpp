@@ -38,15 +38,6 @@ class RowsOnTape : public OnDevice {
     EXPECT_EQ(download(grad.ids), want_ids);
     EXPECT_EQ(download(grad.rows), want_rows);
   }
-  static void expect_error(Errc code, const std::string& says, const std::function<void()>& call) {
-    try {
-      call();
-      FAIL() << "nothing was thrown; must say: " << says;
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), code) << e.what();
-      EXPECT_NE(std::string(e.what()).find(says), std::string::npos) << e.what();
-    }
-  }
   std::size_t in_use() { return encoder().device().memory().stats().current; }
 };
 

@@ -18,7 +18,7 @@
 // Cost       adamw: reads w or master, grad, m, v; writes them but grad; by rows n rows of each. norm: reads grad.
 // Limits     lr, t and s are read on the device, so a step can be captured once and replayed with a new rate.
 //            advance adds 1 to t: before each step. A gradient that is not finite makes w so: look at norm.
-//            The norm of gradients past 1.8e19 is inf.
+//            The norm of gradients past 1.8e19 is inf. The w of a step's slots must not overlap.
 #pragma once
 
 #include <vector>

@@ -16,7 +16,7 @@
 //            cache. backward: writes 1·n, reads 1·n but for sum and mean.
 // Limits     sums over nothing are 0, means and variances of nothing NaN; max, min over nothing and
 //            logsumexp of an empty tensor are errors. NaN among the numbers makes every result NaN. A variance
-//            with n − ddof ≤ 0 is infinite, or NaN.
+//            with n − ddof ≤ 0 is infinite, or NaN. The max and min of zeros are either of +0 and −0.
 #pragma once
 
 #include <initializer_list>

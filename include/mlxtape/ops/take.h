@@ -42,6 +42,7 @@ Tensor gather(Tape& tape, const Tensor& x, const std::vector<Tensor>& indices,
               const std::vector<std::int64_t>& axes, const Shape& slice_sizes);
 
 // The common case: indices of the first axes, and all that is behind them: y [their shape, rest of x].
+Check gather_check(const Tensor& x, const std::vector<Tensor>& indices);
 Tensor gather(CommandEncoder& encoder, const Tensor& x, const std::vector<Tensor>& indices);
 Tensor gather(Tape& tape, const Tensor& x, const std::vector<Tensor>& indices);
 

@@ -12,7 +12,7 @@ namespace mlxtape {
 // Runs fn now without keeping anything but its inputs, and again when the walk comes by: its activations
 // exist only then. fn must compute the same each time: keys of random numbers that it draws by
 // KeySequence::next(Tape&) are the same in both runs (Tape::carry). Tracked tensors that it captures
-// get their gradients too. Results have the gradients of fn's.
+// get their gradients too, and like inputs must not change until then. Results have the gradients of fn's.
 std::vector<Tensor> checkpoint(Tape& tape, TapeFn fn, const std::vector<Tensor>& inputs);
 
 // fn: a scalar from inputs. Gives a function of the same inputs that returns the value and the gradients of

@@ -45,7 +45,8 @@ class Saved {
   // Something else that must live as long; a checkpoint keeps its function here.
   std::shared_ptr<const void> object;
 
-  // The first tensor whose memory was written since it was saved, or -1.
+  // The first tensor whose memory was written since it was saved, or -1. A replay counts as a write of all of
+  // an arena's memory that it has places in.
   int changed() const;
 
  private:
@@ -61,10 +62,11 @@ class Saved {
     std::memcpy(args_.data(), &args, sizeof(Args));
     args_bytes_ = sizeof(Args);
   }
+  static std::uint32_t version_of(const Tensor& t);
   template <class List>
   void keep(const List& tensors) {
     tensors_.reserve(tensors.size());
-    for (const Tensor& t : tensors) tensors_.emplace_back(t, t.buffer().version());
+    for (const Tensor& t : tensors) tensors_.emplace_back(t, version_of(t));
   }
 
   std::vector<Kept> tensors_;

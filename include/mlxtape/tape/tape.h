@@ -18,7 +18,8 @@
 // Errors     Whatever can be known before a walk is checked before it, and leaves the tape as it was: an op
 //            without a gradient on the way, a saved tensor that was written since (by a kernel, an
 //            upload or a replay: what the host writes through host() is not seen), a second walk without
-//            retain, a result that is no scalar and has no gradient given.
+//            retain, a result that is no scalar and has no gradient given. A walk that throws later has added
+//            some gradients and not others: to ask for one or to walk is an error until clear_grads or reset.
 // Threads    A tape is used by one thread at a time.
 #pragma once
 
@@ -75,7 +76,7 @@ class Tape {
   // The same where every part of it came as rows; grad makes a dense one of it when asked, and keeps it.
   RowGrad row_grad(const Tensor& x) const;
   bool has_row_grad(const Tensor& x) const;
-  void clear_grads();
+  void clear_grads();  // also after a walk that threw
 
   void reset();  // forgets everything, also what is watched
   std::size_t nodes() const;

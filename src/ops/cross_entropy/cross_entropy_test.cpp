@@ -378,7 +378,8 @@ TEST_P(CrossEntropy, SpreadLogits) {
       for (std::int64_t r = 0; r < 3; ++r) {
         for (std::int64_t v = 0; v < cols; ++v) {
           double& z = p.z[p.at(r, v)];
-          if (r == 0) z = round_to(dtype, z + 200.0 * static_cast<double>(v / 2048));
+          const std::int64_t block = v / 2048;
+          if (r == 0) z = round_to(dtype, z + 200.0 * static_cast<double>(block));
           if (r == 1 && v < 100) z = -INFINITY;
           if (r == 2 && v != static_cast<std::int64_t>(p.target[2])) z = -INFINITY;
         }
@@ -391,7 +392,7 @@ TEST_P(CrossEntropy, SpreadLogits) {
 
 TEST_P(CrossEntropy, WhatIsNoNumber) {
   const double inf = INFINITY, nan = std::nan("");
-  const auto run = [&](std::vector<double> z, double target, float epsilon = 0) {
+  const auto run = [&](const std::vector<double>& z, double target, float epsilon = 0) {
     CrossEntropyOptions options;
     options.label_smoothing = epsilon;
     const auto n = static_cast<std::int64_t>(z.size());
@@ -460,6 +461,36 @@ TEST_P(CrossEntropy, GradientThroughTheTape) {
   Tape tape(encoder());
   ops::cross_entropy(tape, upload(p.z, {4, 33}, DType::kBF16), targets, options);
   EXPECT_EQ(tape.nodes(), 0) << "nothing tracked, nothing recorded";
+}
+
+// mlx.nn.losses.cross_entropy(logits, targets, weights=…, label_smoothing=…, reduction=…), and mx.grad of it. With
+// weights its mean divides by the number of rows, ours by the sum of the weights.
+TEST_P(CrossEntropy, AsMlx) {
+  const std::vector<double> weights{1, 0.5, 2};
+  const auto run = [&](bool weighted, float smoothing, Reduction reduction,
+                       const std::vector<double>& loss, const std::vector<double>& dz) {
+    CrossEntropyOptions o{.label_smoothing = smoothing, .reduction = reduction};
+    if (weighted) o.mask = upload(weights, {3}, DType::kF32);
+    Tape tape(encoder());
+    const Tensor z =
+        tape.watch(upload({1, 2, 3, -1, 0, 0, 0, 5, -2, 0.5, 0.25, 1}, {3, 4}, DType::kF32));
+    const Tensor y = ops::cross_entropy(tape, z, upload({2, 3, 0}, {3}, DType::kI32), o);
+    expect_close("loss", download(y), refs_of(loss, 1), DType::kF32, 4);
+    if (dz.empty()) return;
+    tape.backward(y);
+    expect_close("dz", download(tape.grad(z)), refs_of(dz, 1), DType::kF32, 4);
+  };
+  run(false, 0, Reduction::kNone, {0.419716656, 0.0200122558, 3.75550413}, {});
+  run(false, 0.1F, Reduction::kNone, {0.594716668, 0.395012259, 3.56175399}, {});
+  run(true, 0, Reduction::kNone, {0.419716656, 0.0100061279, 7.51100826}, {});
+  run(true, 0.2F, Reduction::kNone, {0.76971662, 0.38500613, 6.73600864}, {});
+  run(false, 0.1F, Reduction::kMean, {1.51716113},
+      {0.0213156044, 0.0722608417, -0.0892556608, -0.00432078633, -0.00613185205, -0.00613185205,
+       -0.00613185205, 0.0183955431, -0.300537109, 0.0866440609, 0.0656351373, 0.148257911});
+  run(true, 0.2F, Reduction::kSum, {7.89073133},
+      {0.0389468111, 0.191782519, -0.192767024, -0.0379623584, -0.0216977783, -0.0216977783,
+       -0.0216977783, 0.0650933087, -1.65322268, 0.469864339, 0.343810827, 0.839547455});
+  run(true, 0, Reduction::kMean, {2.64691043 * 3 / 3.5}, {});
 }
 
 TEST_P(CrossEntropy, RowsOfALoss) {

@@ -418,6 +418,24 @@ TEST_P(Elementwise, GradientsAtTheEdges) {
   EXPECT_TRUE(std::isnan(powers.second[5]));
 }
 
+// mx.maximum(a, b) and mx.minimum(a, b): of zeros, b; mx.clip: the bound.
+TEST_P(Elementwise, ZerosOfBothSignsAsMlx) {
+  const auto signs = [&](const Tensor& t) {
+    std::vector<bool> v;
+    for (const double x : download(t)) v.push_back(std::signbit(x));
+    return v;
+  };
+  using Signs = std::vector<bool>;
+  for (const DType dtype : kTypes) {
+    const Tensor a = row({0.0, -0.0}, dtype), b = row({-0.0, 0.0}, dtype);
+    EXPECT_EQ(signs(ops::maximum(encoder(), a, b)), (Signs{true, false}));
+    EXPECT_EQ(signs(ops::minimum(encoder(), a, b)), (Signs{true, false}));
+    EXPECT_EQ(signs(ops::clip(encoder(), b, 0.0, 1.0)), (Signs{false, false}));
+    EXPECT_EQ(signs(ops::clip(encoder(), a, -0.0, 1.0)), (Signs{true, true}));
+    EXPECT_EQ(signs(ops::clip(encoder(), a, -1.0, -0.0)), (Signs{true, true}));
+  }
+}
+
 TEST_P(Elementwise, WhereChoosesAndSendsZeros) {
   for (const DType dtype : kTypes) {
     const Tensor condition = upload({1, 0, 1, 0, 1, 1}, {2, 3}, DType::kBool);

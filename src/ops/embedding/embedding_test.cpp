@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 
+#include "support/indices.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -13,8 +14,6 @@ using ops::EmbeddingGrad;
 using Values = std::vector<double>;
 
 constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // The row that an id names, or -1.
 std::int64_t row_of(double id, std::int64_t rows) {
@@ -128,6 +127,23 @@ TEST_P(Embedding, GradientsAreRoundedOnceToTheTypeTheyAreWatchedIn) {
     encoder().upload(twos, sizeof twos, ids);
     tape.backward(ops::embedding(tape, w, ids, grad), upload({256, 1}, {2, 1}, DType::kBF16));
     EXPECT_EQ(download(tape.grad(w)), (std::vector<double>{0, 0, 257}));  // bf16 has 256 and 258
+  }
+}
+
+// mlx.nn.Embedding of mx.arange(15).reshape(5, 3), and mx.grad of (weight[ids]·dy).sum().
+TEST_P(Embedding, AsMlx) {
+  Values v(15), dy(12);
+  std::iota(v.begin(), v.end(), 0);
+  std::iota(dy.begin(), dy.end(), 0);
+  const Tensor table = upload(v, {5, 3}, DType::kF32);
+  EXPECT_EQ(download(ops::embedding(encoder(), table, upload({4, 0, -1, 2}, {2, 2}, DType::kI32))),
+            (Values{12, 13, 14, 0, 1, 2, 12, 13, 14, 6, 7, 8}));
+  for (const EmbeddingGrad how : {EmbeddingGrad::kRows, EmbeddingGrad::kDense}) {
+    Tape tape(encoder());
+    const Tensor w = tape.watch(table);
+    const Tensor y = ops::embedding(tape, w, upload({4, 0, 4, 2}, {2, 2}, DType::kI32), how);
+    tape.backward(y, upload(dy, {2, 2, 3}, DType::kF32));
+    EXPECT_EQ(download(tape.grad(w)), (Values{3, 4, 5, 0, 0, 0, 9, 10, 11, 0, 0, 0, 6, 8, 10}));
   }
 }
 

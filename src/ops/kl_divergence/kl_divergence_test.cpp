@@ -422,7 +422,8 @@ TEST_P(KlDivergence, SpreadLogits) {
       Problem x = random_problem(3, cols, 0, dtype, dtype);
       for (std::int64_t v = 0; v < cols; ++v) {
         const auto at = static_cast<std::size_t>(v);
-        const double rise = 60.0 * static_cast<double>(v / 2048);
+        const std::int64_t block = v / 2048;
+        const double rise = 60.0 * static_cast<double>(block);
         x.q[at] = round_to(dtype, x.q[at] + rise);
         x.p[at] = round_to(dtype, x.p[at] - rise);
         const auto second = at + static_cast<std::size_t>(cols);
@@ -505,6 +506,32 @@ TEST_P(KlDivergence, GradientThroughTheTape) {
     ops::kl_divergence(tape, q, q);
     EXPECT_EQ(tape.nodes(), 0) << "nothing tracked, nothing recorded";
   }
+}
+
+// mlx.nn.losses.kl_div_loss(log_softmax(student / T), log_softmax(teacher / T), reduction=…), and mx.grad of it.
+TEST_P(KlDivergence, AsMlx) {
+  const Tensor teacher = upload({0.5, 1, -1, 0, 0, 2, 0, 1, 1, 1, 1, 1}, {3, 4}, DType::kF32);
+  const auto loss = [&](Tape& tape, const Tensor& student, float t, Reduction reduction) {
+    return ops::kl_divergence(tape, student, teacher, {.temperature = t, .reduction = reduction});
+  };
+  Tape tape(encoder());
+  const Tensor student =
+      tape.watch(upload({1, 2, 3, -1, 0, 0, 0, 5, -2, 0.5, 0.25, 1}, {3, 4}, DType::kF32));
+  expect_close("none", download(loss(tape, student, 1, Reduction::kNone)),
+               refs_of({0.973194242, 2.84873104, 0.431709766}, 1), DType::kF32, 4);
+  expect_close("T = 2", download(loss(tape, student, 2, Reduction::kNone)),
+               refs_of({0.324388862, 0.778051496, 0.134206861}, 1), DType::kF32, 4);
+  expect_close("mean", download(loss(tape, student, 1, Reduction::kMean)), refs_of({1.41787839}, 1),
+               DType::kF32, 4);
+  const Tensor sum = loss(tape, student, 1, Reduction::kSum);
+  expect_close("sum", download(sum), refs_of({4.25363493}, 1), DType::kF32, 4);
+  tape.backward(sum);
+  expect_close(
+      "dstudent", download(tape.grad(student)),
+      refs_of({-0.198543161, -0.232208312, 0.593085289, -0.162333846, -0.0759901032, -0.60369122,
+               -0.0759901032, 0.755671382, -0.226611346, 0.0349321663, -0.0280945897, 0.21977374},
+              1),
+      DType::kF32, 4);
 }
 
 TEST_P(KlDivergence, RowsOfALoss) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "mlxtape/base/checked.h"
 #include "mlxtape/ops/reduce.h"
 
 namespace mlxtape::ops {
@@ -101,6 +102,15 @@ Check check_alike(const char* op, const std::vector<Tensor>& xs, std::int64_t bu
   return std::nullopt;
 }
 
+// shape as [before axis, axis, behind it].
+Shape around(const Shape& shape, std::int64_t axis) {
+  Shape three{1, shape[axis], 1};
+  for (std::int64_t i = 0; i < shape.rank(); ++i) {
+    if (i != axis) three[i < axis ? 0 : 2] *= shape[i];
+  }
+  return three;
+}
+
 Tensor part(const Tensor& x, std::int64_t axis, std::int64_t start, std::int64_t count) {
   return x.slice(axis, start, start + count).detach();
 }
@@ -185,7 +195,15 @@ Check broadcast_to_check(const Tensor& x, const Shape& shape) {
 Check repeat_check(const Tensor& x, std::int64_t n, std::int64_t axis) {
   if (const Check check = check_axis("repeat", axis, x.rank())) return check;
   if (n < 0) return wrong("repeat", Errc::kArgument, "0 or more times, got " + std::to_string(n));
-  if (x.rank() == kMaxRank) return wrong("repeat", Errc::kShape, "at most 7 axes, got 8");
+  Shape shape = x.shape();
+  const std::int64_t a = *normal_axis(axis, x.rank());
+  const auto length = checked_mul(x.dim(a), n);
+  shape[a] = length.value_or(0);
+  if (!length || !element_count(shape)) {
+    return wrong("repeat", Errc::kShape,
+                 "the elements of the result must fit in 63 bits, got " + to_string(x.shape()) +
+                     " times " + std::to_string(n));
+  }
   return std::nullopt;
 }
 
@@ -317,11 +335,15 @@ Tensor broadcast_to(CommandEncoder&, const Tensor& x, const Shape& shape) {
 Tensor repeat(CommandEncoder& encoder, const Tensor& x, std::int64_t n, std::int64_t axis) {
   require(repeat_check(x, n, axis));
   const std::int64_t a = *normal_axis(axis, x.rank());
+  Shape shape = x.shape();
+  shape[a] *= n;
+  if (x.rank() == kMaxRank) {  // no room for an axis of the copies: those around a as one each
+    const Tensor flat = encoder.contiguous(x).reshape(around(x.shape(), a));
+    return repeat(encoder, flat, n, 1).reshape(shape);
+  }
   const Tensor thick = expand_dims(encoder, x, {a + 1});
   Shape stretched = thick.shape();
   stretched[a + 1] = n;
-  Shape shape = x.shape();
-  shape[a] *= n;
   return reshape(encoder, thick.broadcast_to(stretched), shape);
 }
 
@@ -466,12 +488,10 @@ void repeat_pullback(Pullback& pullback) {
   const std::int64_t axis = pullback.saved().args<AxisArgs>().axis;
   CommandEncoder& encoder = pullback.encoder();
   const Shape& shape = pullback.input_shape(0);
-  Shape copies;
-  for (std::int64_t i = 0; i < shape.rank(); ++i) {
-    copies.push_back(shape[i]);
-    if (i == axis) copies.push_back(pullback.grad().dim(i) / std::max<std::int64_t>(shape[i], 1));
-  }
-  pullback.give(0, sum(encoder, reshape(encoder, pullback.grad(), copies), axis + 1));
+  const Shape x = around(shape, axis);
+  const std::int64_t n = pullback.grad().dim(axis) / std::max<std::int64_t>(x[1], 1);
+  const Tensor copies = reshape(encoder, pullback.grad(), {x[0], x[1], n, x[2]});
+  pullback.give(0, sum(encoder, copies, 2).reshape(shape));
 }
 
 // Each input's part of dy is a view of it.

@@ -255,6 +255,33 @@ TEST_P(LogSoftmax, GradientThroughTheTape) {
   EXPECT_EQ(tape.nodes(), 0) << "nothing tracked, nothing recorded";
 }
 
+// mlx.nn.log_softmax(x, axis=…), and mx.grad of (log_softmax(x)·dy).sum().
+TEST_P(LogSoftmax, AsMlx) {
+  Tape tape(encoder());
+  const Tensor x =
+      tape.watch(upload({1, 2, 3, -1, 0, 0, 0, 5, -2, 0.5, 0.25, 1}, {3, 4}, DType::kF32));
+  const Tensor y = ops::log_softmax(tape, x);
+  expect_close(
+      "y", download(y),
+      refs_of({-2.4197166, -1.4197166, -0.419716656, -4.41971684, -5.02001238, -5.02001238,
+               -5.02001238, -0.0200122558, -3.75550413, -1.25550413, -1.50550413, -0.755504072},
+              1),
+      DType::kF32, 4);
+  expect_close(
+      "along axis 0", download(ops::log_softmax(encoder(), x, 0)),
+      refs_of({-0.349012166, -0.306355804, -0.107701212, -6.02058125, -1.34901214, -2.30635571,
+               -3.1077013, -0.0205811393, -3.34901214, -1.80635583, -2.8577013, -4.02058125},
+              1),
+      DType::kF32, 3);
+  tape.backward(y, upload({1, 0, -1, 0.5, 2, 1, 0, 0, 0.25, -0.5, 1, 3}, {3, 4}, DType::kF32));
+  expect_close(
+      "dx", download(tape.grad(x)),
+      refs_of({0.95552659, -0.120891258, -1.3286165, 0.493981183, 1.9801867, 0.980186641,
+               -0.0198133364, -2.94055986, 0.162292525, -1.56849563, 0.167854726, 1.23834848},
+              1),
+      DType::kF32, 4);
+}
+
 TEST_P(LogSoftmax, RandomShapesAndAxes) {
   EXPECT_TRUE(rc::check("log_softmax matches its oracle", [this] {
     Shape shape;

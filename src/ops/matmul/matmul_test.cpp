@@ -662,6 +662,35 @@ TEST_P(Matmul, GradientsThroughATape) {
   }
 }
 
+// a @ b, mx.arange(12).reshape(2, 1, 2, 3) − 5 and mx.arange(18).reshape(3, 3, 2) − 7; mx.grad of
+// ((a @ b)·c).sum().
+TEST_P(Matmul, AsMlx) {
+  const auto from = [](double first, int n) {
+    Values v(static_cast<std::size_t>(n));
+    std::iota(v.begin(), v.end(), first);
+    return v;
+  };
+  Tape tape(encoder());
+  const Tensor a = tape.watch(upload(from(-5, 12), {2, 1, 2, 3}, DType::kF32));
+  const Tensor b = tape.watch(upload(from(-7, 18), {3, 3, 2}, DType::kF32));
+  const Tensor y = ops::matmul(tape, a, b);
+  EXPECT_EQ(y.shape(), (Shape{2, 3, 2, 2}));
+  EXPECT_EQ(download(y), (Values{64,  52,  19,  16,  -8, -20, 1,  -2, -80, -92, -17, -20,
+                                 -26, -20, -71, -56, 10, 16,  19, 34, 46,  52,  109, 124}));
+  Values c = from(0, 24);
+  for (double& v : c) v = std::fmod(v, 5) - 2;
+  tape.backward(y, upload(c, y.shape(), DType::kF32));
+  EXPECT_EQ(download(tape.grad(a)), (Values{35, 35, 35, -21, -27, -33, -21, -27, -33, 3, 11, 19}));
+  EXPECT_EQ(download(tape.grad(b)),
+            (Values{18, -4, 18, -5, 18, -6, -5, 18, -4, 18, -3, 18, -3, -5, -6, -4, -9, -3}));
+  const Tensor row = upload({1, 2, 3}, {3}, DType::kF32),
+               col = upload({1, -1, 2}, {3}, DType::kF32);
+  EXPECT_EQ(download(ops::matmul(encoder(), row, b)), (Values{-26, -20, 10, 16, 46, 52}));
+  EXPECT_EQ(download(ops::matmul(encoder(), a, col)), (Values{-7, -1, 5, 11}));
+  EXPECT_EQ(ops::matmul(encoder(), a, col).shape(), (Shape{2, 1, 2}));
+  EXPECT_EQ(download(ops::matmul(encoder(), row, col)), (Values{5}));
+}
+
 TEST_P(Matmul, SameBitsOnEveryRun) {
   Noise noise(5);
   for (const auto& [a, b] : std::vector<std::pair<Shape, Shape>>{{{300, 300}, {300, 200}},

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -114,6 +115,37 @@ Check check_rate(const char* name, float value) {
                std::string(name) + " must be in [0, 1), got " + std::to_string(value));
 }
 
+// Two slots that write one parameter would do so at once, in no order.
+template <class Slot>
+Check check_apart(const std::vector<Slot>& slots) {
+  struct Extent {
+    std::uintptr_t first, end;
+    std::size_t slot;
+  };
+  std::vector<Extent> extents;
+  extents.reserve(slots.size());
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const Tensor& w = slots[i].w;
+    if (!w.has_memory() || w.size() == 0) continue;
+    const auto first = reinterpret_cast<std::uintptr_t>(w.data());
+    extents.push_back({first, first + w.bytes(), i});
+  }
+  const auto before = [](const Extent& a, const Extent& b) {
+    return a.first < b.first;
+  };
+  // Parameters that were made one after the other often lie so.
+  if (!std::is_sorted(extents.begin(), extents.end(), before)) {
+    std::sort(extents.begin(), extents.end(), before);
+  }
+  for (std::size_t i = 1; i < extents.size(); ++i) {
+    if (extents[i].first >= extents[i - 1].end) continue;
+    const auto [low, high] = std::minmax(extents[i - 1].slot, extents[i].slot);
+    return wrong(Errc::kArgument, "w" + of(high) + " must have memory of its own, got that" +
+                                      of(low) + "; each parameter once in a step");
+  }
+  return std::nullopt;
+}
+
 constexpr int kByRows = 1 << 16;  // in a key
 
 // Calls body for groups of numbers in [0, n) that key is the same for, as many as a kernel takes at once.
@@ -181,6 +213,7 @@ Check adamw_step_check(const std::vector<AdamWSlot>& slots, const StepNumbers& n
     if (const Check check = check_state("v", s.v, s.w, DType::kF32, i)) return check;
   }
   if (slots.empty()) return std::nullopt;
+  if (const Check check = check_apart(slots)) return check;
   return check_numbers(numbers, slots[0].w.backend(), true);
 }
 
@@ -200,6 +233,7 @@ Check sgd_step_check(const std::vector<SgdSlot>& slots, const StepNumbers& numbe
     if (const Check check = check_state("v", s.v, s.w, DType::kF32, i)) return check;
   }
   if (slots.empty()) return std::nullopt;
+  if (const Check check = check_apart(slots)) return check;
   return check_numbers(numbers, slots[0].w.backend(), false);
 }
 

@@ -322,6 +322,100 @@ TEST_P(Optimiser, SameBitsOnEveryRun) {
   });
 }
 
+// Three steps of mlx.optimizers with lr 0.1 and these options: the parameters after each, and the states at the end.
+TEST_P(Optimiser, AsMlx) {
+  const Values start{1, -2, 0.5, 3};
+  const Values grads[] = {{0.5, -1, 2, 0.25}, {-0.25, 1, 0.5, 0}, {1, 1, -1, 0.125}};
+  const auto f32 = DType::kF32;
+  const auto expect = [&](const char* what, const Tensor& t, const Values& want) {
+    expect_close(what, download(t), refs_of(want, 1), f32, 8);
+  };
+  const auto adamw = [&](const AdamWOptions& options, const std::vector<Values>& w,
+                         const Values& end_m, const Values& end_v) {
+    AdamWSlot s{upload(start, {4}, f32), {}, encoder().zeros({4}, f32), encoder().zeros({4}, f32)};
+    const Tensor t = count(0);
+    for (std::size_t i = 0; i < 3; ++i) {
+      s.grad = upload(grads[i], {4}, f32);
+      ops::advance(encoder(), t);
+      ops::adamw_step(encoder(), {s}, {number(0.1), t}, options);
+      expect("w", s.w, w[i]);
+    }
+    expect_close("m", download(s.m), refs_of(end_m), f32, 8);
+    expect_close("v", download(s.v), refs_of(end_v), f32, 8);
+  };
+  // Betas that f32 has exactly: MLX takes 1 − beta in f64, and 1 − 0.999F is 1.3e-5 of itself less than 0.001.
+  const Values m{0.145507812, 0.138671875, 0.12109375, 0.0395507812};
+  const Values v{0.040473938, 0.0908508301, 0.15612793, 0.00232124329};
+  AdamWOptions o{.beta1 = 0.875F, .beta2 = 0.96875F};
+  adamw(o,  // AdamW(0.1, betas=[0.875, 0.96875])
+        {{0.928289354, -1.92728937, 0.428789318, 2.92628932},
+         {0.90334183, -1.93166149, 0.350025564, 2.86050105},
+         {0.830111861, -1.97573686, 0.319029003, 2.77554965}},
+        m, v);
+  o.weight_decay = 0;
+  adamw(o,  // Adam(0.1, betas=[0.875, 0.96875])
+        {{0.929289341, -1.92928934, 0.429289311, 2.92928934},
+         {0.9052701, -1.93558872, 0.350954354, 2.86642742},
+         {0.832943439, -1.98159575, 0.320307821, 2.78433657}},
+        m, v);
+  o.bias_correction = true;
+  adamw(o,  // Adam(0.1, betas=[0.875, 0.96875], bias_correction=True)
+        {{0.899999976, -1.89999998, 0.399999976, 2.9000001},
+         {0.874580443, -1.90666664, 0.317098051, 2.83347344},
+         {0.808534503, -1.94867849, 0.289112806, 2.7585113}},
+        m, v);
+  // AdamW(0.1, bias_correction=True, weight_decay=0.05, betas=[0.8, 0.95], eps=1e-6)
+  adamw(
+      {.beta1 = 0.8F, .beta2 = 0.95F, .eps = 1e-6F, .weight_decay = 0.05F, .bias_correction = true},
+      {{0.89500016, -1.8900001, 0.397500038, 2.88500047},
+       {0.869279265, -1.89166129, 0.314558893, 2.80690026},
+       {0.796543479, -1.92974389, 0.291607827, 2.71936274}},
+      {0.224000007, 0.231999993, 0.136000022, 0.0570000038},
+      {0.0642499998, 0.142624989, 0.242375001, 0.00360156246});
+
+  const auto sgd = [&](const SgdOptions& options, const std::vector<Values>& w,
+                       const Values& velocity) {
+    SgdSlot s{upload(start, {4}, f32), {}};
+    if (options.momentum != 0) s.v = encoder().zeros({4}, f32);
+    for (std::size_t i = 0; i < 3; ++i) {
+      s.grad = upload(grads[i], {4}, f32);
+      ops::sgd_step(encoder(), {s}, {number(0.1), {}}, options);
+      expect("w", s.w, w[i]);
+    }
+    if (options.momentum != 0) expect("v", s.v, velocity);
+  };
+  sgd({},
+      {{0.949999988, -1.89999998, 0.300000012, 2.9749999},
+       {0.974999964, -2, 0.25, 2.9749999},
+       {0.87499994, -2.0999999, 0.349999994, 2.96249986}},
+      {});
+  sgd({.weight_decay = 0.1F},
+      {{0.939999998, -1.88, 0.295000017, 2.94499993},
+       {0.955600023, -1.9612, 0.242050022, 2.91554999},
+       {0.846044004, -2.04158807, 0.339629531, 2.87389445}},
+      {});
+  sgd({.momentum = 0.9F},
+      {{0.949999988, -1.89999998, 0.300000012, 2.9749999},
+       {0.930000007, -1.90999997, 0.0700000077, 2.95249987},
+       {0.812000036, -2.01900005, -0.0369999856, 2.91974998}},
+      {1.17999995, 1.09000003, 1.06999993, 0.327499986});
+  sgd({.momentum = 0.9F, .weight_decay = 0.1F, .dampening = 0.3F},
+      {{0.958000004, -1.91600001, 0.3565, 2.96149993},
+       {0.930994034, -1.89698803, 0.189854488, 2.90611935},
+       {0.830171704, -1.9365983, 0.108544551, 2.82718396}},
+      {1.00822353, 0.396102816, 0.813099325, 0.789352834});
+  sgd({.momentum = 0.9F, .weight_decay = 0.1F, .nesterov = true},
+      {{0.885999978, -1.77199996, 0.110500008, 2.89549994},
+       {0.868065953, -1.83113194, -0.152649492, 2.79593539},
+       {0.630906105, -1.96550727, -0.150589198, 2.655514}},
+      {1.4275465, 0.585406721, 1.10518003, 1.11068857});
+  // mlx.optimizers.clip_grad_norm(…, 1): a gradient times our scale
+  const auto norm =
+      ops::grad_norm(encoder(), {upload(grads[0], {4}, f32), upload(grads[1], {4}, f32)}, 1);
+  expect("norm", norm.norm, {2.57390761});
+  expect("scale", norm.scale, {0.388514191});
+}
+
 // Captured once, with a rate that changes between replays: the same as steps one by one.
 TEST_P(Optimiser, AStepIsReplayedWithANewRate) {
   const Values start{1, 2, 3, 4}, g{0.5, -1, 2, 0.25};
@@ -346,6 +440,34 @@ TEST_P(Optimiser, AStepIsReplayedWithANewRate) {
     EXPECT_EQ(bits_of(encoder(), once.w), bits_of(encoder(), again.w)) << i;
   }
   EXPECT_EQ(download(t2), Values{4});
+}
+
+// Slots write at once: what one of them writes must be no other's.
+TEST_P(Optimiser, AParameterIsSteppedOnce) {
+  const auto f32 = DType::kF32;
+  const Tensor all = upload({1, 2, 3, 4, 5, 6}, {6}, f32), other = upload({1, 2}, {2}, f32);
+  const auto part = [&](std::int64_t first) {
+    const Tensor w = all.slice(0, first, first + 2);
+    return AdamWSlot{w, upload({1, 1}, {2}, f32), encoder().zeros({2}, f32),
+                     encoder().zeros({2}, f32)};
+  };
+  AdamWSlot apart = part(0);
+  apart.w = other;
+  const ops::StepNumbers numbers{number(0.1), count(1)};
+  const auto check = [&](const std::vector<AdamWSlot>& slots) {
+    return ops::adamw_step_check(slots, numbers, {});
+  };
+  const auto sgd = [&](const Tensor& a, const Tensor& b) {
+    return ops::sgd_step_check({{a, part(0).grad}, {b, part(0).grad}}, numbers, {});
+  };
+  EXPECT_FALSE(check({part(4), apart, part(0), part(2)}));
+  expect_refused({
+      {"twice", check({part(2), apart, part(0), part(2)}), Errc::kArgument,
+       "w of parameter 3 must have memory of its own, got that of parameter 0"},
+      {"overlapping", check({part(3), part(0), part(4)}), Errc::kArgument, "parameter 2"},
+      {"sgd", sgd(other, other), Errc::kArgument, "each parameter once"},
+  });
+  EXPECT_FALSE(sgd(all.slice(0, 0, 2), other));
 }
 
 TEST(OptimiserCheck, SaysWhatIsWrong) {

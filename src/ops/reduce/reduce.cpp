@@ -204,7 +204,8 @@ Plan float_plan(CommandEncoder& encoder, const char* op, const Tensor& x, const 
 Plan var_plan(CommandEncoder& encoder, const Tensor& x, const Axes& axes, bool keepdims,
               std::int64_t ddof) {
   Plan plan = float_plan(encoder, "var", x, axes, keepdims);
-  plan.args.divisor = static_cast<double>(std::max<std::int64_t>(plan.args.count - ddof, 0));
+  plan.args.divisor =
+      std::max(static_cast<double>(plan.args.count) - static_cast<double>(ddof), 0.0);
   return plan;
 }
 

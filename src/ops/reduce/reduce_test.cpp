@@ -329,6 +329,25 @@ TEST_P(Reduce, Integers) {
   }
 }
 
+// mx.var([1, 2, 4, 7], ddof=…), and mx.grad of it: ddof below 0 divides by more than there are.
+TEST_P(Reduce, VarianceAsMlx) {
+  const auto var = [&](std::int64_t ddof, const std::vector<double>& dx) {
+    Tape tape(encoder());
+    const Tensor x = tape.watch(upload({1, 2, 4, 7}, {4}, DType::kF32));
+    const Tensor y = ops::var(tape, x, {}, false, ddof);
+    tape.backward(y);
+    if (!dx.empty()) expect_close("dx", download(tape.grad(x)), refs_of(dx), DType::kF32, 4);
+    return download(y);
+  };
+  expect_close("-1", var(-1, {-1, -0.6, 0.2, 1.4}), refs_of({4.2}), DType::kF32, 4);
+  expect_close("-3", var(-3, {-5.0 / 7, -3.0 / 7, 1.0 / 7, 1}), refs_of({3}), DType::kF32, 4);
+  expect_close("0", var(0, {-1.25, -0.75, 0.25, 1.75}), refs_of({5.25}), DType::kF32, 4);
+  expect_close("1", var(1, {-5.0 / 3, -1, 1.0 / 3, 7.0 / 3}), refs_of({7}), DType::kF32, 4);
+  EXPECT_EQ(var(4, {})[0], INFINITY);
+  EXPECT_EQ(var(INT64_MAX, {})[0], INFINITY);
+  EXPECT_LT(var(INT64_MIN, {})[0], 1e-17);
+}
+
 TEST_P(Reduce, SumToUndoesBroadcasts) {
   const Tensor x = upload({1, 2, 3, 4, 5, 6}, {1, 2, 3}, DType::kF32);
   const auto to = [&](const Shape& shape) {

@@ -407,6 +407,15 @@ TEST_P(RmsNorm, L2NormMatchesOracle) {
   }
 }
 
+// mx.fast.rms_norm(x, None, 1e-6), and for l2_norm x / mx.linalg.norm(x, axis=-1, keepdims=True).
+TEST_P(RmsNorm, AsMlx) {
+  const Tensor x = upload({3, 4, 1, -2}, {2, 2}, DType::kF32);
+  expect_close("rms_norm", download(ops::rms_norm(encoder(), x, Tensor(), 1e-6F).y),
+               refs_of({0.848528087, 1.13137078, 0.632455409, -1.26491082}), DType::kF32, 2);
+  expect_close("l2_norm", download(ops::l2_norm(encoder(), x, 0).y),
+               refs_of({0.600000024, 0.800000012, 0.44721359, -0.89442718}), DType::kF32, 2);
+}
+
 TEST_P(RmsNorm, BackwardOfNoRowsClearsDw) {
   for (const DType dtype : kTypes) {
     const Tensor x = encoder().empty({0, 5}, dtype), r = encoder().empty({0}, DType::kF32);

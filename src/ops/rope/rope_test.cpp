@@ -129,6 +129,64 @@ TEST_P(Rope, OffsetsPeriodsAndScale) {
 // A million positions in: the angle has 20 more bits than f32 keeps.
 TEST_P(Rope, FarPositionsAreExact) { check({1, 1, 4, 64, 64, false, 1000003}, DType::kF32); }
 
+// mx.fast.rope(x, dims, traditional=…, base=…, scale=…, offset=…, freqs=…), and mx.grad of (rope(x)·x).sum().
+TEST_P(Rope, AsMlx) {
+  using Values = std::vector<double>;
+  const Values x{0.1F, 0.2F, 0.3F, 0.4F, 0.5F, 0.6F, 1, 2, 3, 4, 5, 6, -1, 0.5, -0.25, 2, -3, 4};
+  const auto expect = [&](const RopeOptions& o, const Values& want) {
+    const Tensor y = ops::rope(encoder(), upload(x, {1, 3, 6}, DType::kF32), o);
+    expect_close("rope", download(y), refs_of(want, 1), DType::kF32, 2);
+  };
+  expect({}, {0.100000001, 0.200000003, 0.300000012, 0.400000006, 0.5, 0.600000024, -2.82558155,
+              1.76584983, 2.98706651, 3.00268006, 5.08741331, 6.0064497, -1.40244794, 0.775942624,
+              -0.267233104, -1.74159098, -2.94073343, 3.99888563});
+  expect({.traditional = true},
+         {0.100000001, 0.200000003, 0.300000012, 0.400000006, 0.5, 0.600000024, -1.14263964,
+          1.92207551, 2.81117201, 4.1348896, 4.98706198, 6.0107584, -0.0385018885, -1.11737084,
+          -0.434320569, 1.9682138, -3.01720762, 3.98703623});
+  const RopeOptions part{.dims = 4, .base = 100, .offset = 2};
+  expect(part, {-0.314403921, 0.11654558, -0.0339143127, 0.43176049, 0.5, 0.600000024, -1.41335249,
+                0.728592157, -2.82885742, 4.41238642, 5.0, 6.0, 0.464442968, -0.318306237,
+                0.920213401, 2.03683114, -3.0, 4.0});
+  expect({.dims = 4, .traditional = true, .base = 100, .scale = 0.5, .offset = 2},
+         {-0.114263967, 0.192207545, 0.25856787, 0.427951694, 0.5, 0.600000024, -1.92425275,
+          1.13896942, 2.36856079, 4.40339851, 5.0, 6.0, -0.0385018885, -1.11737084, -0.642355323,
+          1.91046584, -3.0, 4.0});
+  RopeOptions periods{.dims = 4, .offset = 1};
+  periods.periods = upload({1, 4}, {2}, DType::kF32);
+  expect(periods, {-0.198411062, 0.0948209092, 0.246237785, 0.437045783, 0.5, 0.600000024,
+                   -3.14403892, -0.162537098, -0.339143097, 4.46918106, 5.0, 6.0, 1.02527249,
+                   -0.997433126, 0.106378123, 1.80419707, -3.0, 4.0});
+  periods.dims = 6;
+  periods.traditional = true;
+  periods.periods = upload({2, INFINITY, 8}, {3}, DType::kF32);
+  expect(periods, {-0.0081268549, 0.223459065, 0.300000012, 0.400000006, 0.421294004, 0.657655954,
+                   -1.14263964, 1.92207551, 3.0, 4.0, 3.36013842, 7.05049419, -0.569484711,
+                   -0.962126374, -0.25, 2.0, -4.25661278, 2.62321281});
+  const Values two(x.begin(), x.begin() + 12);
+  Values twice = two;
+  twice.insert(twice.end(), two.begin(), two.end());
+  RopeOptions offsets{.dims = 4, .base = 100};
+  offsets.offsets = upload({3, 7}, {2}, DType::kI32);
+  const Tensor y = ops::rope(encoder(), upload(twice, {2, 2, 6}, DType::kF32), offsets);
+  expect_close("offsets", download(y),
+               refs_of({-0.141335249, 0.0728592202, -0.28288576, 0.441238672, 0.5, 0.600000024,
+                        1.61676383,   0.284448504,  -2.71773338, 4.46308041,  5.0, 6.0,
+                        -0.121705763, -0.104718655, 0.291869342, 0.434780419, 0.5, 0.600000024,
+                        -3.11357474,  -1.47601151,  0.552858114, 4.22153902,  5.0, 6.0},
+                       1),
+               DType::kF32, 2);
+  Tape tape(encoder());
+  const Tensor in = tape.watch(upload(x, {1, 3, 6}, DType::kF32));
+  tape.backward(ops::rope(tape, in, part), in.detach());
+  expect_close("dx", download(tape.grad(in)),
+               refs_of({0.231174558, 0.275481045, -0.215773791, 0.352292776, 0.5, 0.600000024,
+                        -0.566632509, 3.09275389, -3.11109734, 3.23030567, 5.0, 6.0, 0.842844248,
+                        1.23936725, -0.593391597, 1.64741278, -3.0, 4.0},
+                       1),
+               DType::kF32, 2);
+}
+
 TEST_P(Rope, SameBitsOnEveryRun) {
   Noise noise(2);
   const Tensor x =

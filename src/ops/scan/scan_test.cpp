@@ -179,6 +179,28 @@ TEST_P(Scan, BoolsAreCountedInI32) {
 }
 
 // What comes after an infinity is infinite, after NaN is NaN; what comes before is as it was.
+// mx.cumsum(x, axis=…, reverse=…, inclusive=…), and mx.grad of (cumsum(x)·dy).sum().
+TEST_P(Scan, AsMlx) {
+  using Values = std::vector<double>;
+  const auto expect = [&](bool reverse, bool inclusive, const Values& want, const Values& dx) {
+    Tape tape(encoder());
+    const Tensor x = tape.watch(upload({1, 2, 3, 4, -5, 6}, {2, 3}, DType::kF32));
+    const Tensor y = ops::cumsum(tape, x, 1, reverse, inclusive);
+    EXPECT_EQ(download(y), want);
+    tape.backward(y, upload({1, 2, 4, 8, 16, 32}, {2, 3}, DType::kF32));
+    EXPECT_EQ(download(tape.grad(x)), dx);
+  };
+  expect(false, true, {1, 3, 6, 4, -1, 5}, {7, 6, 4, 56, 48, 32});
+  expect(false, false, {0, 1, 3, 0, 4, -1}, {6, 4, 0, 48, 32, 0});
+  expect(true, true, {6, 5, 3, 5, 1, 6}, {1, 3, 7, 8, 24, 56});
+  expect(true, false, {5, 3, 0, 1, 6, 0}, {0, 1, 3, 0, 8, 24});
+  const Tensor x = upload({1, 2, 3, 4, -5, 6}, {2, 3}, DType::kF32);
+  EXPECT_EQ(download(ops::cumsum(encoder(), x, -2, true, false)), (Values{4, -5, 6, 0, 0, 0}));
+  const Tensor small = ops::cumsum(encoder(), upload({100, 100, 100}, {3}, DType::kI8), 0);
+  EXPECT_EQ(small.dtype(), DType::kI8);
+  EXPECT_EQ(download(small), (Values{100, -56, 44}));
+}
+
 TEST_P(Scan, InfinityAndNaNStayToTheEnd) {
   for (const std::int64_t at : {0, 5, 16, 17, 40}) {
     std::vector<double> x(50, 1);

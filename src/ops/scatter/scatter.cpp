@@ -1,5 +1,6 @@
 #include "mlxtape/ops/scatter.h"
 
+#include <cstdint>
 #include <string>
 
 #include "mlxtape/ops/elementwise.h"
@@ -130,7 +131,13 @@ Tensor add(CommandEncoder& encoder, const Tensor& x, const Tensor& indices, cons
 
 Check put_along_axis_check(const Tensor& x, const Tensor& indices, const Tensor& values,
                            Axis axis) {
-  return check("put_along_axis", x, indices, values, axis);
+  if (Check bad = check("put_along_axis", x, indices, values, axis)) return bad;
+  const Shapes s = shapes_of(x.shape(), indices.shape(), values.shape(), axis);
+  if (s.values[s.axis] >= UINT32_MAX) {  // kernels count them from 1 in 32 bits
+    return wrong("put_along_axis", Errc::kShape,
+                 "fewer than 2^32 - 1 indices along the axis, got " + to_string(s.values));
+  }
+  return std::nullopt;
 }
 
 Check scatter_add_axis_check(const Tensor& x, const Tensor& indices, const Tensor& values,

@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 
+#include "support/indices.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -12,8 +13,6 @@ namespace {
 using Values = std::vector<double>;
 
 constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // The formula of sum_rows.h: y [outer, rows, width] from terms [outer, n, width].
 Refs oracle(const Values& terms, const Values& indices, std::int64_t outer, std::int64_t rows,

@@ -237,9 +237,14 @@ Tensor places_of(CommandEncoder& encoder, const Shape& x, const std::vector<Tens
   return places;
 }
 
-Shape gathered_shape(const GatherPlan& p, const Shape& slice_sizes) {
-  Shape y = p.indices;
-  for (const std::int64_t n : slice_sizes) y.push_back(n);
+// y [indices, slice sizes]; whole: indices of the first axes and all behind them, so y [indices, rest of x].
+enum class Form : std::uint8_t { kSliced, kWhole };
+
+Shape gathered_shape(const Shape& indices, const Shape& slice_sizes, std::size_t indexed,
+                     Form form) {
+  Shape y = indices;
+  const auto first = form == Form::kWhole ? static_cast<std::int64_t>(indexed) : 0;
+  for (std::int64_t i = first; i < slice_sizes.rank(); ++i) y.push_back(slice_sizes[i]);
   return y;
 }
 
@@ -248,14 +253,15 @@ struct Gathered {
 };
 Gathered gather_with_places(CommandEncoder& encoder, const Tensor& x,
                             const std::vector<Tensor>& indices,
-                            const std::vector<std::int64_t>& axes, const Shape& slice_sizes) {
-  require(gather_check(x, indices, axes, slice_sizes));
+                            const std::vector<std::int64_t>& axes, const Shape& slice_sizes,
+                            Form form) {
   const GatherPlan p = plan_of(x.shape(), shapes_of(indices), axes, slice_sizes);
   const Tensor places = places_of(encoder, x.shape(), indices, p);
   const Tensor rows =
       encoder.contiguous(permuted(sliced(x, indices.size(), p, slice_sizes), p.order))
           .reshape({p.places, p.width});
-  return {take(encoder, rows, places, 0).reshape(gathered_shape(p, slice_sizes)), places};
+  const Shape shape = gathered_shape(p.indices, slice_sizes, indices.size(), form);
+  return {take(encoder, rows, places, 0).reshape(shape), places};
 }
 
 Tensor gather_backward(CommandEncoder& encoder, const Tensor& dy, const Tensor& places,
@@ -292,20 +298,8 @@ Shape whole_slices(const Shape& x, std::size_t indexed) {
   return sizes;
 }
 
-// y [indices, 1, …, 1, rest] without the ones.
-Shape without_ones(const Shape& y, std::int64_t x_rank, std::size_t indexed) {
-  const std::int64_t rank = y.rank() - x_rank;
-  Shape shape(y.begin(), y.begin() + rank);
-  for (std::int64_t i = rank + static_cast<std::int64_t>(indexed); i < y.rank(); ++i) {
-    shape.push_back(y[i]);
-  }
-  return shape;
-}
-
-}  // namespace
-
-Check gather_check(const Tensor& x, const std::vector<Tensor>& indices,
-                   const std::vector<std::int64_t>& axes, const Shape& slice_sizes) {
+Check check_gather(const Tensor& x, const std::vector<Tensor>& indices,
+                   const std::vector<std::int64_t>& axes, const Shape& slice_sizes, Form form) {
   if (indices.empty() || indices.size() != axes.size()) {
     return wrong_gather(Errc::kArgument, "one axis for each of 1 or more indices, got " +
                                              std::to_string(indices.size()) + " and " +
@@ -351,12 +345,12 @@ Check gather_check(const Tensor& x, const std::vector<Tensor>& indices,
                                             to_string(slice_sizes));
     }
   }
-  if (shape.rank() + x.rank() > kMaxRank) {
+  const std::int64_t dropped = form == Form::kWhole ? static_cast<std::int64_t>(indices.size()) : 0;
+  if (shape.rank() + x.rank() - dropped > kMaxRank) {
     return wrong_gather(Errc::kShape, "the result has at most 8 axes, got indices " +
                                           to_string(shape) + " and x " + to_string(x.shape()));
   }
-  Shape y = shape;
-  for (const std::int64_t n : slice_sizes) y.push_back(n);
+  const Shape y = gathered_shape(shape, slice_sizes, indices.size(), form);
   if (!element_count(y)) {
     return wrong_gather(Errc::kShape,
                         "the elements of the result must fit in 63 bits, got " + to_string(y));
@@ -364,15 +358,29 @@ Check gather_check(const Tensor& x, const std::vector<Tensor>& indices,
   return std::nullopt;
 }
 
+}  // namespace
+
+Check gather_check(const Tensor& x, const std::vector<Tensor>& indices,
+                   const std::vector<std::int64_t>& axes, const Shape& slice_sizes) {
+  return check_gather(x, indices, axes, slice_sizes, Form::kSliced);
+}
+
+Check gather_check(const Tensor& x, const std::vector<Tensor>& indices) {
+  return check_gather(x, indices, first_axes(indices.size()),
+                      whole_slices(x.shape(), indices.size()), Form::kWhole);
+}
+
 Tensor gather(CommandEncoder& encoder, const Tensor& x, const std::vector<Tensor>& indices,
               const std::vector<std::int64_t>& axes, const Shape& slice_sizes) {
-  return gather_with_places(encoder, x, indices, axes, slice_sizes).y;
+  require(gather_check(x, indices, axes, slice_sizes));
+  return gather_with_places(encoder, x, indices, axes, slice_sizes, Form::kSliced).y;
 }
 
 Tensor gather(CommandEncoder& encoder, const Tensor& x, const std::vector<Tensor>& indices) {
-  const Tensor y = gather(encoder, x, indices, first_axes(indices.size()),
-                          whole_slices(x.shape(), indices.size()));
-  return y.reshape(without_ones(y.shape(), x.rank(), indices.size()));
+  require(gather_check(x, indices));
+  return gather_with_places(encoder, x, indices, first_axes(indices.size()),
+                            whole_slices(x.shape(), indices.size()), Form::kWhole)
+      .y;
 }
 
 // ---- on a tape ----
@@ -406,11 +414,9 @@ void gather_pullback(Pullback& pullback) {
                                    kept.slice_sizes, axes.size()));
 }
 
-// squeezed: y without the ones of the indexed axes, which are then the first.
 Tensor gather_on(Tape& tape, const Tensor& x, const std::vector<Tensor>& indices,
-                 const std::vector<std::int64_t>& axes, const Shape& slice_sizes, bool squeezed) {
-  auto [y, places] = gather_with_places(tape.encoder(), x, indices, axes, slice_sizes);
-  if (squeezed) y = y.reshape(without_ones(y.shape(), x.rank(), axes.size()));
+                 const std::vector<std::int64_t>& axes, const Shape& slice_sizes, Form form) {
+  auto [y, places] = gather_with_places(tape.encoder(), x, indices, axes, slice_sizes, form);
   if (tape.wants({x})) {
     GatherKept kept{x.shape(), slice_sizes, static_cast<std::int64_t>(axes.size()), {}};
     std::copy(axes.begin(), axes.end(), kept.axes);
@@ -432,12 +438,14 @@ Tensor take(Tape& tape, const Tensor& x, const Tensor& indices, Axis axis) {
 
 Tensor gather(Tape& tape, const Tensor& x, const std::vector<Tensor>& indices,
               const std::vector<std::int64_t>& axes, const Shape& slice_sizes) {
-  return gather_on(tape, x, indices, axes, slice_sizes, false);
+  require(gather_check(x, indices, axes, slice_sizes));
+  return gather_on(tape, x, indices, axes, slice_sizes, Form::kSliced);
 }
 
 Tensor gather(Tape& tape, const Tensor& x, const std::vector<Tensor>& indices) {
+  require(gather_check(x, indices));
   return gather_on(tape, x, indices, first_axes(indices.size()),
-                   whole_slices(x.shape(), indices.size()), true);
+                   whole_slices(x.shape(), indices.size()), Form::kWhole);
 }
 
 }  // namespace mlxtape::ops

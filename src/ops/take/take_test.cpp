@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "support/indices.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -12,9 +13,6 @@ using Values = std::vector<double>;
 using Axis = std::optional<std::int64_t>;
 
 constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
-
-std::int64_t count_of(const Shape& s) { return *element_count(s); }
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // Where in x [outer, length, width] each element of y comes from, or -1: the formula of take.h.
 std::vector<std::int64_t> sources(std::int64_t outer, std::int64_t length, std::int64_t width,
@@ -48,12 +46,6 @@ Refs returned(const std::vector<std::int64_t>& from, const Values& dy, std::int6
   return dx;
 }
 
-Values values_of(const Refs& refs) {
-  Values v;
-  for (const Ref& r : refs) v.push_back(r.value);
-  return v;
-}
-
 TEST(TakeOracle, GradientMatchesCentralDifference) {
   Noise noise(1);
   const auto from = sources(2, 5, 3, {0, 4, 4, -1, 2, 9});
@@ -68,19 +60,6 @@ TEST(TakeOracle, GradientMatchesCentralDifference) {
 
 class Take : public OnDevice {
  protected:
-  // Some from each end, some twice, some outside.
-  static Values random_indices(Noise& noise, std::int64_t n, std::int64_t length, DType type) {
-    Values v;
-    for (std::int64_t i = 0; i < n; ++i) {
-      std::int64_t index = length == 0 ? 7 : noise.below(length);
-      if (is_signed(type) && noise.below(3) == 0) index -= length;
-      if (noise.below(20) == 0) index = (noise.below(2) == 0 ? 100 : 0) + length;
-      if (is_signed(type) && noise.below(20) == 0) index = -length - 1;
-      v.push_back(static_cast<double>(index));
-    }
-    return v;
-  }
-
   struct How {
     DType index_type = DType::kI32;
     bool strided = false;
@@ -219,6 +198,23 @@ TEST_P(Take, SameBitsOnEveryRun) {
   }
 }
 
+// mx.take(a, indices, axis=…) of mx.arange(12).reshape(3, 4), and mx.grad of (take(a)·a).sum().
+TEST_P(Take, AsMlx) {
+  const Values v{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+  Tape tape(encoder());
+  const Tensor a = tape.watch(upload(v, {3, 4}, DType::kF32));
+  const auto take = [&](const Values& indices, const Shape& shape, Axis axis) {
+    return download(ops::take(encoder(), a, upload(indices, shape, DType::kI32), axis));
+  };
+  EXPECT_EQ(take({3, -4, 1}, {3}, -1), (Values{3, 0, 1, 7, 4, 5, 11, 8, 9}));
+  EXPECT_EQ(take({2, 0, -1, 1}, {2, 2}, -2),
+            (Values{8, 9, 10, 11, 0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7}));
+  EXPECT_EQ(take({11, 0, -1, 5}, {2, 2}, std::nullopt), (Values{11, 0, 11, 5}));
+  EXPECT_EQ(take({1}, {}, 1), (Values{1, 5, 9}));
+  tape.backward(ops::take(tape, a, upload({2, 2, -3}, {3}, DType::kI32), 0), a.detach());
+  EXPECT_EQ(download(tape.grad(a)), (Values{8, 9, 10, 11, 0, 0, 0, 0, 4, 6, 8, 10}));
+}
+
 // ---- gather ----
 
 class TakeGather : public Take {};
@@ -299,6 +295,52 @@ TEST_P(TakeGather, LeadingAxesWithBroadcastIndices) {
   EXPECT_EQ(download(tape.grad(x)), (Values{3, 4, 0, 0, 1, 2, 7, 8, 0, 0, 5, 6}));
 }
 
+// a[i, j], a[:, i] and a[i, :, j] of mx.arange(24).reshape(2, 3, 4), and mx.grad of (a[i, j]·dy).sum().
+TEST_P(TakeGather, AsMlx) {
+  Values v(24);
+  std::iota(v.begin(), v.end(), 0);
+  Tape tape(encoder());
+  const Tensor a = tape.watch(upload(v, {2, 3, 4}, DType::kF32));
+  const auto ids = [&](const Values& i) {
+    return upload(i, {static_cast<std::int64_t>(i.size())}, DType::kI32);
+  };
+  EXPECT_EQ(download(ops::gather(encoder(), a, {ids({0, 1}), ids({2, -3})})),
+            (Values{8, 9, 10, 11, 12, 13, 14, 15}));
+  // The indexed axes are ones behind the others: MLX puts a single one back where it was.
+  const Tensor rows = ops::gather(encoder(), a, {ids({2, 0})}, {1}, {2, 1, 4});
+  EXPECT_EQ(rows.shape(), (Shape{2, 2, 1, 4}));
+  EXPECT_EQ(download(rows), (Values{8, 9, 10, 11, 20, 21, 22, 23, 0, 1, 2, 3, 12, 13, 14, 15}));
+  const Tensor ends =
+      ops::gather(encoder(), a, {ids({0, 1, 1}), ids({3, 0, -1})}, {0, 2}, {1, 3, 1});
+  EXPECT_EQ(ends.shape(), (Shape{3, 1, 3, 1}));
+  EXPECT_EQ(download(ends), (Values{3, 7, 11, 12, 16, 20, 15, 19, 23}));
+  const Tensor y = ops::gather(tape, a, {ids({0, 1, 0}), ids({2, -3, 2})});
+  tape.backward(y, upload({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, {3, 4}, DType::kF32));
+  EXPECT_EQ(download(tape.grad(a)),
+            (Values{0, 0, 0, 0, 0, 0, 0, 0, 10, 12, 14, 16, 5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0}));
+}
+
+// What counts is the axes of y: those that are indexed are not among them in the short form.
+TEST_P(TakeGather, AsManyAxesAsYCanHave) {
+  Noise noise(4);
+  const Values v = random_values(noise, 256, DType::kF32);
+  const Shape eight{2, 2, 2, 2, 2, 2, 2, 2};
+  Tape tape(encoder());
+  const Tensor x = tape.watch(upload(v, eight, DType::kF32));
+  const Tensor i = upload({1}, {1}, DType::kI32), row = upload({1, 0}, {1, 2}, DType::kI32);
+  const Tensor y = ops::gather(tape, x, {i, row});  // 2 + 8 − 2 axes
+  EXPECT_EQ(y.shape(), (Shape{1, 2, 2, 2, 2, 2, 2, 2}));
+  Values want(v.begin() + 192, v.end());
+  want.insert(want.end(), v.begin() + 128, v.begin() + 192);
+  EXPECT_EQ(download(y), want);
+  EXPECT_EQ(download(ops::gather(encoder(), x, {i, row})), want);
+  tape.backward(y, upload(want, y.shape(), DType::kF32));
+  Values dx(v);
+  std::fill(dx.begin(), dx.begin() + 128, 0);
+  EXPECT_EQ(download(tape.grad(x)), dx);
+  EXPECT_EQ(ops::gather(encoder(), x, std::vector<Tensor>(8, i)).shape(), Shape{1});
+}
+
 TEST(TakeCheck, SaysWhatIsWrong) {
   const auto x = Tensor::meta({4, 5}), i = Tensor::meta({3}, DType::kI32);
   const auto far = Tensor::meta({3}, DType::kI32, Backend::kMetal);
@@ -313,6 +355,7 @@ TEST(TakeCheck, SaysWhatIsWrong) {
                           const Shape& slice) {
     return ops::gather_check(x, indices, axes, slice);
   };
+  EXPECT_FALSE(ops::gather_check(x, {many, i}));
   const auto odd = Tensor::meta({2}, DType::kI32);
   const auto half = Tensor::meta({std::int64_t{1} << 61}, DType::kI32);
   expect_refused({
@@ -337,22 +380,13 @@ TEST(TakeCheck, SaysWhatIsWrong) {
       {"wide slice", gather({i}, {0}, {1, 6}), Errc::kShape, "must lie in x [4, 5], got [1, 6]"},
       {"negative slice", gather({i}, {0}, {1, -1}), Errc::kShape, "must lie in x"},
       {"gather rank", gather({many}, {0}, {1, 5}), Errc::kShape, "at most 8 axes"},
+      {"whole rank", ops::gather_check(x, {many}), Errc::kShape, "8 axes, got indices"},
       {"gather size", gather({half}, {0}, {1, 5}), Errc::kShape, "63 bits"},
   });
 }
 
 MT_ON_EVERY_BACKEND(Take);
 MT_ON_EVERY_BACKEND(TakeGather);
-
-Tensor random_ids(CommandEncoder& encoder, std::int64_t n, std::int64_t length) {
-  Noise noise(7);
-  std::vector<std::int32_t> ids;
-  for (std::int64_t i = 0; i < n; ++i)
-    ids.push_back(static_cast<std::int32_t>(noise.below(length)));
-  const Tensor t = encoder.empty({n}, DType::kI32);
-  encoder.upload(ids.data(), t.bytes(), t);
-  return t;
-}
 
 }  // namespace
 
@@ -372,7 +406,7 @@ std::vector<BenchCase> take_bench_cases() {
       cases.push_back(
           {"", "fwd", name, dtype, lines + 4 * s.n, bytes, 2, 1, [=](CommandEncoder& encoder) {
              const Tensor x = random_tensor(encoder, {s.rows, s.width}, dtype, 1);
-             const Tensor ids = random_ids(encoder, s.n, s.rows);
+             const Tensor ids = random_ids(encoder, {s.n}, s.rows);
              return [=, &encoder] {
                static_cast<void>(ops::take(encoder, x, ids, 0));
              };
@@ -380,7 +414,7 @@ std::vector<BenchCase> take_bench_cases() {
       cases.push_back({"", "bwd", name, dtype, bytes + 4 * s.n, s.rows * s.width * size, 2, 1,
                        [=](CommandEncoder& encoder) {
                          const Tensor dy = random_tensor(encoder, {s.n, s.width}, dtype, 1);
-                         const Tensor ids = random_ids(encoder, s.n, s.rows);
+                         const Tensor ids = random_ids(encoder, {s.n}, s.rows);
                          return [=, &encoder] {
                            static_cast<void>(
                                ops::take_backward(encoder, dy, ids, {s.rows, s.width}, 0));

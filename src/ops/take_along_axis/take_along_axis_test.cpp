@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "support/indices.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -16,8 +17,6 @@ using Values = std::vector<double>;
 constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
 constexpr DType kIndexTypes[] = {DType::kU8, DType::kU16, DType::kU32, DType::kU64,
                                  DType::kI8, DType::kI16, DType::kI32, DType::kI64};
-
-std::int64_t count_of(const Shape& shape) { return *element_count(shape); }
 
 Shape shape_of_y(const Shape& x, const Shape& indices, std::int64_t axis) {
   Shape y = indices;
