@@ -179,7 +179,7 @@ prepare() { # name
   if [ "$1" = core ]; then
     program=unit_tests flags=  # some of these tests expect failures
     filter='*'
-    ops=$(sed -n 's|^#include "mlxtape/ops/\(.*\)\.h"|\1|p' "$copy"/tests/{base,core,backends,tape}/*.cpp | sort -u |
+    ops=$(sed -n 's|^#include "mlxtape/ops/\(.*\)\.h"|\1|p' "$copy"/tests/{base,core,backends,support,tape}/*.cpp | sort -u |
       while read -r op; do with_callees "$op"; done | sort -u)
   else
     local suite

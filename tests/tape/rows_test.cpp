@@ -259,11 +259,32 @@ TEST_P(RowsOnTape, RandomUses) {
   }
 }
 
-// ---- misuse ----
-
 // An op whose backward function gives whatever it was told to.
 RowGrad given;
-void bad_backward(Pullback& pullback) { pullback.give_rows(0, given); }
+void given_backward(Pullback& pullback) { pullback.give_rows(0, given); }
+
+// An op need not ask for the type of the sum: the tape keeps the first rows in it as well.
+TEST_P(RowsOnTape, RowsOfAnotherTypeBecomeThatOfTheSum) {
+  for (const DType sum : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const DType came : {DType::kF32, DType::kF16, DType::kBF16}) {
+      given = {ids({1, 4}), upload({1, 2, 3, 4}, {2, 2}, came), ops::add_row_grad,
+               ops::merge_row_grads};
+      Tape tape(encoder());
+      const Tensor w = tape.watch(table(DType::kBF16), sum);
+      Tensor y = encoder().zeros({1}, DType::kF32);
+      tape.record("given", given_backward, {w}, {&y}, {});
+      tape.backward(y);
+      EXPECT_EQ(tape.row_grad(w).rows.dtype(), sum) << name_of(came);
+      EXPECT_EQ(tape.grad(w).dtype(), sum) << name_of(came);
+      expect_rows(tape.row_grad(w), {1, 4}, {1, 2, 3, 4});
+      EXPECT_EQ(download(tape.grad(w)), (Values{0, 0, 1, 2, 0, 0, 0, 0, 3, 4, 0, 0}));
+    }
+  }
+  given = {};
+}
+
+// ---- misuse ----
+
 void twice_backward(Pullback& pullback) {
   pullback.give_rows(0, given);
   pullback.give_rows(0, given);
@@ -279,7 +300,7 @@ TEST_P(RowsOnTape, SaysWhatIsWrong) {
   EXPECT_FALSE(tape.has_row_grad(table()));
 
   const auto give = [&](const Tensor& id, const Tensor& rows, const Tensor& to,
-                        BackwardFn fn = bad_backward) {
+                        BackwardFn fn = given_backward) {
     given = {id, rows, ops::add_row_grad, ops::merge_row_grads};
     Tape other(encoder());
     const Tensor x = other.watch(to);
@@ -307,7 +328,7 @@ TEST_P(RowsOnTape, SaysWhatIsWrong) {
     Tape other(encoder());
     const Tensor x = other.watch(table());
     Tensor y = encoder().zeros({1}, DType::kF32);
-    other.record("bad", bad_backward, {x}, {&y}, {});
+    other.record("bad", given_backward, {x}, {&y}, {});
     other.backward(y);
   });
   given = {};

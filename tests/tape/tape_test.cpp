@@ -724,6 +724,24 @@ TEST_P(OnTape, CheckpointsHandThroughArgumentsAndConstants) {
   expect(tape.grad(b), {2, 20});
 }
 
+TEST_P(OnTape, ACheckpointsOutputsNeedNotAllBeUsed) {
+  for (const std::size_t used : {std::size_t{0}, std::size_t{1}}) {
+    Tape tape(encoder());
+    const Tensor a = tape.watch(numbers({1, 2}));
+    const Tensor b = tape.watch(numbers({3, 4}));
+    const auto results =
+        checkpoint(tape,
+                   [](Tape& t, const std::vector<Tensor>& in) {
+                     return std::vector<Tensor>{plus(t, in[0], in[0]), plus(t, in[0], in[1])};
+                   },
+                   {a, b});
+    tape.backward(results[used], numbers({1, 10}));
+    const double twice = used == 0 ? 2 : 1, other = used == 0 ? 0 : 1;
+    expect(tape.grad(a), {twice, 10 * twice});
+    expect(tape.grad(b), {other, 10 * other});
+  }
+}
+
 MT_ON_EVERY_BACKEND(OnTape);
 
 }  // namespace

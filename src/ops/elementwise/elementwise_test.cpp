@@ -404,12 +404,33 @@ TEST_P(Elementwise, GradientsAtTheEdges) {
                  {-2, -1, 0, 1, 2, kNaN}),
             (Values{0, 0, 1, 0, 0, 0}));
   EXPECT_EQ(download(ops::clip(encoder(), row({-2, 0, 2}), 1, -1)), (Values{-1, -1, -1}));
+  // A bound is what it is in x's type: f16 and bf16 have a larger number in place of 0.7719.
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    const double bound = 0.7719, stored = round_to(dtype, bound);
+    EXPECT_GT(stored, bound);
+    for (const double sign : {1.0, -1.0}) {
+      Tape tape(encoder());
+      const Tensor x = tape.watch(row({sign * stored, sign}, dtype));
+      const Tensor y = sign > 0 ? ops::clip(tape, x, bound, 2) : ops::clip(tape, x, -2, -bound);
+      tape.backward(y, row({1, 1}, dtype));
+      EXPECT_EQ(download(tape.grad(x)), (Values{0, 1})) << name_of(dtype) << " " << sign;
+    }
+  }
   EXPECT_EQ(grad([](Tape& t, const Tensor& x) { return ops::abs(t, x); }, {-2, 0, -0.0, 3, kNaN}),
             (Values{-1, 0, 0, 1, 0}));
   EXPECT_EQ(grad([](Tape& t, const Tensor& x) { return ops::sqrt(t, x); }, {0, 4}),
             (Values{kInf, 0.25}));
   EXPECT_EQ(grad([](Tape& t, const Tensor& x) { return ops::rsqrt(t, x); }, {0, 4}),
             (Values{-kInf, -0.0625}));
+  // Far from 0, where squares and cubes are infinite, the slopes are their limits.
+  const Values far{1e20, -1e20, 3e38, -3e38};
+  for (const Unary& op : unaries()) {
+    const std::string name = op.name;
+    if (name != "gelu" && name != "gelu_tanh" && name != "silu" && name != "softplus") continue;
+    EXPECT_EQ(grad([&](Tape& t, const Tensor& x) { return op.record(t, x); }, far),
+              (Values{1, 0, 1, 0}))
+        << name;
+  }
   const auto powers =
       grads([](Tape& t, const Tensor& u, const Tensor& v) { return ops::power(t, u, v); },
             {0, 0, 0, 0, 2, -2}, {2, 1, 0.5, -1, 3, 3});

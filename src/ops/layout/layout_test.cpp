@@ -106,6 +106,9 @@ TEST_P(Layout, Slice) {
   check("backwards", {5}, {4, 3, 2, 1, 0}, {5}, of({{kEnd, kEnd, -1}}));
   check("backwards by two", {6}, {4, 2, 0}, {3}, of({{-2, kEnd, -2}}));
   check("backwards to", {6}, {5, 4, 3}, {3}, of({{100, 2, -1}}));
+  check("backwards past the front", {4}, {3, 2, 1, 0}, {4}, of({{kEnd, -100, -1}}));
+  check("backwards from before the front", {4}, {}, {0}, of({{-100, kEnd, -1}}));
+  check("from before the front", {4}, {0, 1}, {2}, of({{-100, 2}}));
   check("a step past all", {4}, {1}, {1}, of({{1, kEnd, INT64_MAX}}));
   check("two axes", {3, 4}, {11, 9, 7, 5}, {2, 2}, of({{2, 0, -1}, {3, 0, -2}}));
   check("the first only", {2, 3}, {3, 4, 5}, {1, 3}, of({{1, 2}}));

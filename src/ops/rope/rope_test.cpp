@@ -73,19 +73,19 @@ TEST(RopeOracle, GradientMatchesCentralDifference) {
 
 class Rope : public OnDevice {
  protected:
-  RopeOptions options_of(const Case& c) {
+  RopeOptions options_of(const Case& c, bool strided) {
+    const auto place = [&](const std::vector<double>& v, DType dtype) {
+      const Shape shape{static_cast<std::int64_t>(v.size())};
+      return strided ? upload_strided(v, shape, dtype) : upload(v, shape, dtype);
+    };
     RopeOptions o;
     o.dims = c.dims;
     o.traditional = c.traditional;
     o.base = c.base;
     o.scale = c.scale;
     o.offset = c.offset;
-    if (!c.offsets.empty()) {
-      o.offsets = upload(c.offsets, {static_cast<std::int64_t>(c.offsets.size())}, DType::kI32);
-    }
-    if (!c.periods.empty()) {
-      o.periods = upload(c.periods, {static_cast<std::int64_t>(c.periods.size())}, DType::kF32);
-    }
+    if (!c.offsets.empty()) o.offsets = place(c.offsets, DType::kI32);
+    if (!c.periods.empty()) o.periods = place(c.periods, DType::kF32);
     return o;
   }
   void check(const Case& c, DType dtype, bool strided = false) {
@@ -95,7 +95,7 @@ class Rope : public OnDevice {
     Tape tape(encoder());
     const Tensor in =
         tape.watch(strided ? upload_strided(x, c.shape(), dtype) : upload(x, c.shape(), dtype));
-    const Tensor y = ops::rope(tape, in, options_of(c));
+    const Tensor y = ops::rope(tape, in, options_of(c, strided));
     const std::string at = to_string(c.shape()) + " " + name_of(dtype);
     expect_close("y " + at, download(y), oracle(c, x, false), dtype, 2);
     tape.backward(y, upload(dy, c.shape(), dtype));
@@ -119,10 +119,31 @@ TEST_P(Rope, MatchesOracleForEveryShape) {
 
 TEST_P(Rope, OffsetsPeriodsAndScale) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    check({3, 2, 5, 8, 8, false, 7, {0, 11, -4}}, dtype);
-    check({3, 2, 5, 8, 8, true, 0, {9}}, dtype);
-    check({2, 2, 5, 8, 6, false, 1, {}, {1, 3.5, INFINITY}}, dtype);
-    check({2, 2, 5, 8, 6, true, 1, {}, {}, 500000, 0.25}, dtype);
+    for (const bool strided : {false, true}) {
+      check({3, 2, 5, 8, 8, false, 7, {0, 11, -4}}, dtype, strided);
+      check({3, 2, 5, 8, 8, true, 0, {9}}, dtype, strided);
+      check({2, 2, 5, 8, 6, false, 1, {}, {1, 3.5, INFINITY}}, dtype, strided);
+      check({2, 2, 5, 8, 6, true, 1, {}, {}, 500000, 0.25}, dtype, strided);
+    }
+  }
+}
+
+// One axis of heads, none or two; no dims named: all channels turn.
+TEST_P(Rope, AnyNumberOfAxes) {
+  const std::pair<Shape, std::int64_t> cases[] = {
+      {{2, 5, 8}, 1}, {{2, 3, 5, 8}, 3}, {{2, 3, 2, 5, 8}, 6}};
+  for (const auto& [shape, heads] : cases) {
+    const Case c{2, heads, 5, 8, 8, false, 3};
+    RopeOptions options;
+    options.offset = c.offset;
+    Noise noise(static_cast<std::uint64_t>(heads));
+    const auto x = random_values(noise, *element_count(shape), DType::kF32);
+    const Tensor in = upload(x, shape, DType::kF32);
+    const Tensor y = ops::rope(encoder(), in, options);
+    EXPECT_EQ(y.shape(), shape);
+    expect_close("y " + to_string(shape), download(y), oracle(c, x, false), DType::kF32, 2);
+    expect_close("dx " + to_string(shape), download(ops::rope_backward(encoder(), in, options)),
+                 oracle(c, x, true), DType::kF32, 2);
   }
 }
 
@@ -206,7 +227,10 @@ TEST(RopeCheck, SaysWhatIsWrong) {
       {"type", ops::rope_check(Tensor::meta({1, 3, 4}, DType::kI32), {}), Errc::kDType, "got i32"},
       {"odd", with([](RopeOptions& o) { o.dims = 3; }), Errc::kArgument, "in [2, 8], got 3"},
       {"wide", with([](RopeOptions& o) { o.dims = 10; }), Errc::kArgument, "got 10"},
+      {"negative", with([](RopeOptions& o) { o.dims = -2; }), Errc::kArgument, "got -2"},
       {"base", with([](RopeOptions& o) { o.base = 0; }), Errc::kArgument, "above 0"},
+      {"base inf", with([](RopeOptions& o) { o.base = INFINITY; }), Errc::kArgument, "got inf"},
+      {"scale", with([](RopeOptions& o) { o.scale = NAN; }), Errc::kArgument, "scale finite"},
       {"offsets type", with([](RopeOptions& o) { o.offsets = Tensor::meta({2}); }), Errc::kDType,
        "i32"},
       {"offsets", with([](RopeOptions& o) { o.offsets = Tensor::meta({3}, DType::kI32); }),
