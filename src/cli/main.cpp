@@ -105,7 +105,8 @@ int run(int argc, char** argv) {
   app.add_option("--cpu-target", target, "use no better instruction set than this (see info)");
 
   CLI::App* info_command = app.add_subcommand("info", "what this machine and this build have");
-  CLI::App* kernels_command = app.add_subcommand("kernels", "every kernel: backend, op, name, types");
+  CLI::App* kernels_command =
+      app.add_subcommand("kernels", "every kernel: backend, op, name, types");
 #ifdef MLXTAPE_HAS_CASES
   CLI::App* bench_command = app.add_subcommand("bench", "measure this machine");
   bench_command->require_subcommand(0, 1);
