@@ -142,6 +142,21 @@ class Mlx:
         x, axis = self.randn(rows, cols), 0 if form == "columns" else 1
         return self.run(lambda: mx.cumsum(x, axis, reverse=form == "reverse"))
 
+    def layout(self, form, direction, rows, cols):
+        x = self.randn(rows, cols)
+        op = {
+            "transpose": lambda: mx.contiguous(x.T),
+            "concatenate": lambda: mx.concatenate([x, x], 1),
+            "pad": lambda: mx.pad(x, 1),
+        }[form]
+        return self.run(op)
+
+    def rope(self, form, direction, batch, heads, tokens, width):
+        x = self.randn(batch, heads, tokens, width)
+        return self.run(
+            lambda: mx.fast.rope(x, width, traditional=False, base=10000.0, scale=1.0, offset=0)
+        )
+
     def dropout(self, form, direction, rows, cols):
         x, fn = self.randn(rows, cols), mlx_nn.Dropout(0.1)
         return self.run(lambda: fn(x))

@@ -245,6 +245,35 @@ class TorchOps(Inputs):
             fn = self.compiled(lambda x: torch.cumsum(x, dim))
         return lambda: fn(x)
 
+    def layout(self, form, direction, rows, cols):
+        x = self.randn(rows, cols)
+        return {
+            "transpose": lambda: x.t().contiguous(),
+            "concatenate": lambda: torch.cat([x, x], 1),
+            "pad": lambda: torch.nn.functional.pad(x, (1, 1, 1, 1)),
+        }[form]
+
+    def rope(self, form, direction, batch, heads, tokens, width):
+        # As models write it; the table of sines is made once and for all tokens, and not timed.
+        x = self.randn(batch, heads, tokens, width)
+        periods = 10000.0 ** (torch.arange(0, width, 2, device=self.device) / width)
+        angles = torch.arange(tokens, device=self.device)[:, None] / periods
+        cos, sin = (torch.cat([f(angles)] * 2, -1).to(x.dtype) for f in (torch.cos, torch.sin))
+
+        def turn():
+            first, second = x.chunk(2, -1)
+            return x * cos + torch.cat([-second, first], -1) * sin
+
+        return turn
+
+    def optimiser(self, form, direction, n):
+        if form != "adamw":
+            raise ValueError("PyTorch has no such step")
+        w = self.randn(n).requires_grad_()
+        w.grad = self.randn(n)
+        step = torch.optim.AdamW([w], lr=1e-3, fused=True)
+        return lambda: step.step()
+
     def dropout(self, form, direction, rows, cols):
         x = self.randn(rows, cols)
         fn = self.compiled(lambda x: F.dropout(x, 0.1))
