@@ -29,7 +29,8 @@
 namespace mlxtape::ops {
 
 struct AdamWOptions {
-  float beta1 = 0.9F, beta2 = 0.999F, eps = 1e-8F;
+  double beta1 = 0.9, beta2 = 0.999;  // 1 − beta is taken before it is f32, as MLX does
+  float eps = 1e-8F;
   float weight_decay = 0.01F;    // 0: Adam
   bool bias_correction = false;  // as MLX
 };

@@ -109,7 +109,7 @@ Check check_numbers(const StepNumbers& numbers, Backend backend, bool has_t) {
   return check_number("scale", numbers.scale, DType::kF32, backend);
 }
 
-Check check_rate(const char* name, float value) {
+Check check_rate(const char* name, double value) {
   if (value >= 0 && value < 1) return std::nullopt;
   return wrong(Errc::kArgument,
                std::string(name) + " must be in [0, 1), got " + std::to_string(value));
@@ -265,12 +265,14 @@ void adamw_step(CommandEncoder& encoder, const std::vector<AdamWSlot>& slots,
   in_groups(slots.size(), key, [&](const std::vector<std::size_t>& group) {
     const AdamWSlot& first = slots[group[0]];
     OptimiserArgs args{};
-    args.beta1 = options.beta1;
-    args.beta2 = options.beta2;
+    args.beta1 = static_cast<float>(options.beta1);
+    args.beta2 = static_cast<float>(options.beta2);
+    args.rest1 = static_cast<float>(1 - options.beta1);
+    args.rest2 = static_cast<float>(1 - options.beta2);
     args.eps = options.eps;
     args.weight_decay = options.weight_decay;
-    args.log_beta1 = static_cast<float>(std::log(static_cast<double>(options.beta1)));
-    args.log_beta2 = static_cast<float>(std::log(static_cast<double>(options.beta2)));
+    args.log_beta1 = static_cast<float>(std::log(options.beta1));
+    args.log_beta2 = static_cast<float>(std::log(options.beta2));
     args.bias_correction = options.bias_correction;
     std::vector<TensorRef> in{numbers.lr, numbers.t, numbers.scale}, out;
     describe(slots, group, args, in);

@@ -96,9 +96,9 @@ void adamw_all(const KernelCall& call) {
     const DF d;
     const AdamWRates<VF> rates{hn::Set(d, 1 - lr * args.weight_decay),
                                hn::Set(d, args.beta1),
-                               hn::Set(d, 1 - args.beta1),
+                               hn::Set(d, args.rest1),
                                hn::Set(d, args.beta2),
-                               hn::Set(d, 1 - args.beta2),
+                               hn::Set(d, args.rest2),
                                hn::Set(d, lr * c1),
                                hn::Set(d, c2),
                                hn::Set(d, args.eps)};

@@ -136,9 +136,9 @@ __global__ void __launch_bounds__(kThreads)
   const float c2 = corrects ? 1 / sqrtf(-expm1f(t * args.log_beta2)) : 1;
   const AdamWRates<float> rates{1 - lr * args.weight_decay,
                                 args.beta1,
-                                1 - args.beta1,
+                                args.rest1,
                                 args.beta2,
-                                1 - args.beta2,
+                                args.rest2,
                                 lr * c1,
                                 c2,
                                 args.eps};

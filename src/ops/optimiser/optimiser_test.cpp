@@ -343,10 +343,21 @@ TEST_P(Optimiser, AsMlx) {
     expect_close("m", download(s.m), refs_of(end_m), f32, 8);
     expect_close("v", download(s.v), refs_of(end_v), f32, 8);
   };
-  // Betas that f32 has exactly: MLX takes 1 − beta in f64, and 1 − 0.999F is 1.3e-5 of itself less than 0.001.
+  const Values plain_m{0.118000001, 0.109000005, 0.106999986, 0.0327499993};
+  const Values plain_v{0.00131193781, 0.00299700117, 0.00524175446, 7.80000701e-05};
+  adamw({},  // AdamW(0.1)
+        {{0.682772398, -1.68177235, 0.183272272, 2.68077254},
+         {0.56890732, -1.70245683, -0.169880971, 2.39334488},
+         {0.242557734, -1.89985979, -0.317501187, 2.02013159}},
+        plain_m, plain_v);
+  adamw({.bias_correction = true},  // AdamW(0.1, bias_correction=True)
+        {{0.899000704, -1.89800072, 0.399500668, 2.89700055},
+         {0.871468246, -1.90136588, 0.316042244, 2.82709837},
+         {0.804785848, -1.9396857, 0.285871148, 2.74936175}},
+        plain_m, plain_v);
   const Values m{0.145507812, 0.138671875, 0.12109375, 0.0395507812};
   const Values v{0.040473938, 0.0908508301, 0.15612793, 0.00232124329};
-  AdamWOptions o{.beta1 = 0.875F, .beta2 = 0.96875F};
+  AdamWOptions o{.beta1 = 0.875, .beta2 = 0.96875};
   adamw(o,  // AdamW(0.1, betas=[0.875, 0.96875])
         {{0.928289354, -1.92728937, 0.428789318, 2.92628932},
          {0.90334183, -1.93166149, 0.350025564, 2.86050105},
@@ -366,7 +377,7 @@ TEST_P(Optimiser, AsMlx) {
         m, v);
   // AdamW(0.1, bias_correction=True, weight_decay=0.05, betas=[0.8, 0.95], eps=1e-6)
   adamw(
-      {.beta1 = 0.8F, .beta2 = 0.95F, .eps = 1e-6F, .weight_decay = 0.05F, .bias_correction = true},
+      {.beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6F, .weight_decay = 0.05F, .bias_correction = true},
       {{0.89500016, -1.8900001, 0.397500038, 2.88500047},
        {0.869279265, -1.89166129, 0.314558893, 2.80690026},
        {0.796543479, -1.92974389, 0.291607827, 2.71936274}},
