@@ -41,6 +41,15 @@ std::int64_t count_wrong(const std::vector<double>& got, const Refs& want, DType
 void expect_close(const std::string& what, const std::vector<double>& got, const Refs& want,
                   DType stored, std::int64_t n);
 
+// Where numbers feed back into each other no sum of terms tells how large they were. Then the same oracle is run a
+// few times with every number that it makes blurred, at random, by as much as it is rounded on the device. scale is
+// such that eight times the furthest that a number of eight rows strayed is within rounding_bound(stored, 0).
+// kBlur: f32 rounds by 2^-24, but tensor cores cut off, by 2^-23 and always downwards, so that the errors of a sum add
+// up where rounded ones would cancel.
+constexpr double kBlur = 0x1p-21;
+Refs blurred(const std::vector<double>& exact, const std::vector<std::vector<double>>& tries,
+             std::int64_t row, DType stored);
+
 // Small deterministic generator: the same data on every platform.
 class Noise {
  public:

@@ -28,6 +28,23 @@ __device__ __forceinline__ void wait_turn() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+// Whether this thread's device has compute capability 9.0, which alone runs <op>_hopper*.cu.
+inline bool on_hopper() {
+  thread_local int known_device = -1;
+  thread_local bool known = false;
+  int device = 0, major = 0, minor = 0;
+  check(cudaGetDevice(&device), "asking for the device");
+  if (device != known_device) {
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+          "asking for the device's kind");
+    check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+          "asking for the device's kind");
+    known_device = device;
+    known = major == 9 && minor == 0;
+  }
+  return known;
+}
+
 // Blocks of a launch, in one or two dimensions.
 struct Blocks {
   dim3 count;
