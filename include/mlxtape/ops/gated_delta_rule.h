@@ -1,0 +1,82 @@
+// gated_delta_rule: a memory of keys and values that fades, and that every token corrects. Gated DeltaNet.
+//
+// Formula    for each value head, S_0 = initial_state or 0, t = 1 … T:
+//            S' = S_{t−1}·diag(g_t);  u_t = β_t·(v_t − S'·k_t);  S_t = S' + u_t·k_tᵀ;  y_t = S_t·q_t
+//            g = exp(decay), or decay itself. Where the mask is false the state stays and y_t = 0.
+//            normalise: k·rsqrt(Σk² + ε) and q·rsqrt(Σq² + ε) take their places; then q is multiplied by scale.
+// Gradient   from dS = d_final_state back over t = T … 1:
+//            dS += dy_t·q_tᵀ;  dq_t = S_tᵀ·dy_t;  du = dS·k_t;  dβ_t = du·(v_t − S'·k_t);  dv_t = β_t·du
+//            dk_t = dSᵀ·u_t − β_t·S'ᵀ·du;  dS' = dS − β_t·du·k_tᵀ;  dg_t = Σ_rows dS'∘S_{t−1};  dS = dS'·diag(g_t)
+//            Value heads that share a key head: dq and dk are their sums. d_decay = g·dg, or dg. Where the mask
+//            is false every gradient is 0.
+// Layout     q, k: [B, T, Hk, Dk]; v, y: [B, T, Hv, Dv]; value head h reads key head h / (Hv/Hk). beta: [B, T, Hv];
+//            decay: [B, T, Hv], or [B, T, Hv, Dk] with one for each channel of the keys; mask: [B, T];
+//            states: [S, Hv, Dv, Dk]. S is B, or the number of packed sequences: with sequence_starts [S+1] there
+//            is no axis B, and sequence s is the tokens sequence_starts[s] to sequence_starts[s+1]. q, k and v may
+//            be views whose channels lie side by side, others are copied first. Saved for backward: the inputs.
+// Types      q, k, v, y: f32, f16, bf16, all alike; decay, beta, states and their gradients: f32; mask: bool;
+//            sequence_starts: i32, i64. Sums and states are f32, y is rounded once.
+// Cost       forward 6·Dk·Dv operations for each token and value head, backward 26 and no more memory than one
+//            state of each 128 tokens: they are made again. step reads and writes the state. On CUDA 16-bit heads
+//            of width 128 with one decay a head work in 0.6 KiB forward, 2.2 KiB back, a token and value head.
+// Limits     Dk and Dv to 256, Hv a multiple of Hk. sequence_starts: as for conv1d_depthwise_causal. Nothing is
+//            ever divided by a decay: any from 0 to 1 is exact, larger ones are computed with as they stand.
+#pragma once
+
+#include "mlxtape/base/error.h"
+#include "mlxtape/core/encoder.h"
+#include "mlxtape/tape/tape.h"
+
+namespace mlxtape::ops {
+
+// An undefined tensor is absent.
+struct GatedDeltaRuleOptions {
+  bool log_decay = true;  // decay holds log g
+  bool normalise = false;
+  double eps = 1e-6;
+  double scale = 1;
+  Tensor sequence_starts = {};
+  Tensor initial_state = {};
+  Tensor mask = {};
+  bool want_final_state = false;
+};
+
+struct GatedDeltaRuleInputs {
+  Tensor q, k, v, decay, beta;
+};
+
+struct GatedDeltaRuleResult {
+  Tensor y;
+  Tensor final_state;  // undefined unless wanted
+};
+
+struct GatedDeltaRuleGradients {
+  Tensor dq, dk, dv, d_decay, d_beta;
+  Tensor d_initial_state;  // undefined without an initial state
+};
+
+Check gated_delta_rule_check(const GatedDeltaRuleInputs& in,
+                             const GatedDeltaRuleOptions& options = {});
+Check gated_delta_rule_backward_check(const GatedDeltaRuleInputs& in, const Tensor& dy,
+                                      const GatedDeltaRuleOptions& options = {},
+                                      const Tensor& d_final_state = {});
+Check gated_delta_rule_step_check(const GatedDeltaRuleInputs& in, const Tensor& state,
+                                  const GatedDeltaRuleOptions& options = {});
+
+GatedDeltaRuleResult gated_delta_rule(CommandEncoder& encoder, const GatedDeltaRuleInputs& in,
+                                      const GatedDeltaRuleOptions& options = {});
+GatedDeltaRuleResult gated_delta_rule(Tape& tape, const GatedDeltaRuleInputs& in,
+                                      const GatedDeltaRuleOptions& options = {});
+
+// An undefined dy or d_final_state counts as zeros.
+GatedDeltaRuleGradients gated_delta_rule_backward(CommandEncoder& encoder,
+                                                  const GatedDeltaRuleInputs& in, const Tensor& dy,
+                                                  const GatedDeltaRuleOptions& options = {},
+                                                  const Tensor& d_final_state = {});
+
+// One token of each of B sequences: T = 1, and state [B, Hv, Dv, Dk] is changed in place. No gradient.
+// Of the options log_decay, normalise, eps, scale and mask count.
+Tensor gated_delta_rule_step(CommandEncoder& encoder, const GatedDeltaRuleInputs& in,
+                             const Tensor& state, const GatedDeltaRuleOptions& options = {});
+
+}  // namespace mlxtape::ops
