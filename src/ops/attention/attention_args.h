@@ -1,0 +1,27 @@
+// Read by attention.cpp and its kernels. in, always: q, k, v, then mask, sinks, sequence_starts, key_starts or nothing.
+// fwd: out y, lse. bwd: in … y, lse, dy; out dq, dk, dv, d_sinks or nothing.
+#pragma once
+
+#include <cstdint>
+
+namespace mlxtape::ops {
+
+enum class AttentionMask : std::int32_t { kNone, kBool, kF32, kLikeQ };
+
+struct AttentionArgs {
+  std::int64_t batch;      // 1 where sequences are packed
+  std::int64_t sequences;  // packed ones; 0: none
+  std::int64_t queries, keys;
+  std::int64_t heads, key_heads, dim, value_dim;
+  // Of q, k, v: from one batch entry, token, head to the next; channels lie side by side.
+  std::int64_t q[3], k[3], v[3];
+  std::int64_t mask[4];  // strides; 0 where the axis is 1
+  std::int64_t window;   // 0: none
+  float scale;
+  std::int32_t causal;
+  AttentionMask mask_kind;
+  std::int32_t start_bytes;  // of an element of the starts
+};
+static_assert(sizeof(AttentionArgs) == 192, "host and device must agree");
+
+}  // namespace mlxtape::ops
