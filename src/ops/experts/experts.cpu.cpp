@@ -1,0 +1,409 @@
+// CPU kernels of experts (formula: mlxtape/ops/experts.h).
+//
+// Pairs (token, expert) stand in the order of their experts. Products have weights as their first factor and pairs
+// as columns, so that weights are read as they lie and once for each kColumns pairs; only activations, which are
+// fewer, are turned around. What adds up over a token's experts (y and dx) is cut by channels: a task goes over all
+// experts in order for its channels of every token, so nothing is kept for each pair and nothing is added twice at
+// once. Bound by reading the weights while an expert has fewer than about 30 pairs, by arithmetic with more.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/experts/experts.cpu.cpp"
+#include <hwy/foreach_target.h>
+
+#include <utility>
+#include <vector>
+
+#include "backends/cpu/device/products-inl.h"
+#include "backends/cpu/device/tasks.h"
+#include "experts_args.h"
+#include "mlxtape/core/registry.h"
+#include "mlxtape/core/threads.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace mlxtape::ops::HWY_NAMESPACE {
+namespace {
+
+constexpr std::int64_t kColumns = 64;  // pairs at a time
+constexpr std::int64_t kPitch = row_pitch(kColumns);
+constexpr std::int64_t kDepth = 256;     // of a product at a time: 32 KiB of its second factor
+constexpr std::int64_t kStrip = 64;      // rows of weights at a time
+constexpr std::int64_t kChannels = 128;  // of y and dx in a task
+
+// ---- pairs ----
+
+void experts_order(const KernelCall& call) {
+  const auto& args = call.as<ExpertsArgs>();
+  const auto* indices = call.input<std::uint32_t>(0);
+  auto* order = call.output<std::uint32_t>(0);
+  const std::int64_t pairs = args.tokens * args.chosen;
+  std::vector<std::int64_t> next(static_cast<std::size_t>(args.experts) + 1, 0);
+  const auto of = [&](std::int64_t pair) {
+    return static_cast<std::size_t>(std::min<std::int64_t>(indices[pair], args.experts));
+  };
+  for (std::int64_t i = 0; i < pairs; ++i) ++next[of(i)];
+  std::int64_t sum = 0;
+  for (std::int64_t& place : next) sum += std::exchange(place, sum);
+  for (std::int64_t i = 0; i < pairs; ++i) order[next[of(i)]++] = static_cast<std::uint32_t>(i);
+}
+
+// Some of an expert's pairs: places [first, first + count) of the order.
+struct Block {
+  std::int64_t expert, first, count;
+};
+
+struct Pairs {
+  const ExpertsArgs& args;
+  const std::uint32_t* order;
+  const std::uint32_t* offsets;
+
+  std::int64_t begin(std::int64_t expert) const {
+    return std::min<std::int64_t>(offsets[expert], args.tokens * args.chosen);
+  }
+  std::int64_t end(std::int64_t expert) const { return std::max(begin(expert), begin(expert + 1)); }
+  std::int64_t token(std::int64_t place) const { return order[place] / args.chosen; }
+  std::vector<Block> blocks() const {
+    std::vector<Block> all;
+    for (std::int64_t e = 0; e < args.experts; ++e) {
+      for (std::int64_t i = begin(e); i < end(e); i += kColumns) {
+        all.push_back({e, i, std::min(kColumns, end(e) - i)});
+      }
+    }
+    return all;
+  }
+};
+
+// ---- matrices ----
+
+// Rows given by row(i) become columns of out [width, kPitch], and zeros up to whole units.
+template <class Row>
+HWY_INLINE void load_columns(std::int64_t count, std::int64_t width, const Row& row, float* line,
+                             float* out) {
+  for (std::int64_t i = 0; i < in_units(count); ++i) {
+    if (i < count) load_row(row(i), width, line);
+    for (std::int64_t c = 0; c < width; ++c) out[c * kPitch + i] = i < count ? line[c] : 0;
+  }
+}
+
+// A part of a weight matrix as f32, ready to be a first factor: rows × depth from (row, at) on. Element (r, l) of
+// the whole is w[r·row_step + l·col_step], one of which is 1. Zeros fill up the rows.
+template <class T>
+HWY_INLINE Factor weights_part(const T* w, std::int64_t row_step, std::int64_t col_step,
+                               std::int64_t rows, std::int64_t depth, float* room) {
+  const bool by_rows = col_step == 1;
+  const std::int64_t lines = by_rows ? rows : depth, length = by_rows ? depth : rows;
+  const std::int64_t step = by_rows ? row_step : col_step, pitch = row_pitch(length);
+  for (std::int64_t i = 0; i < lines; ++i) load_row(w + i * step, length, room + i * pitch);
+  if (!by_rows) return {room, 1, pitch};
+  for (std::int64_t i = rows; i < in_units(rows); ++i)
+    fill_row(0, in_units(length), room + i * pitch);
+  return {room, pitch, 1};
+}
+constexpr std::int64_t kPartRoom = std::max(kStrip * row_pitch(kDepth), kDepth* row_pitch(kStrip));
+
+// out [rows, n] (+)= w [rows, depth]·columns [depth, kPitch], rows ≤ kStrip.
+template <class T>
+HWY_INLINE void weights_product(bool add, const T* w, std::int64_t row_step, std::int64_t col_step,
+                                std::int64_t rows, std::int64_t depth, const float* columns,
+                                std::int64_t n, float* room, float* out) {
+  for (std::int64_t l = 0; l < depth; l += kDepth) {
+    const std::int64_t some = std::min(kDepth, depth - l);
+    const Factor part = weights_part(w + l * col_step, row_step, col_step, rows, some, room);
+    product(add || l > 0, part, columns + l * kPitch, kPitch, out, kPitch, in_units(rows), n, some);
+  }
+}
+
+// a = g·σ(g)∘u of a pair, for `count` inner channels from `from` on; hidden [2, I]; g: as much room as a.
+template <class T>
+HWY_INLINE void activate(const T* hidden, std::int64_t inner, std::int64_t from, std::int64_t count,
+                         float* g, float* a) {
+  const DF d;
+  load_row(hidden + from, count, g);
+  load_row(hidden + inner + from, count, a);
+  each_vector(in_units(count), [&](std::int64_t i) HWY_ATTR {
+    const VF z = hn::LoadU(d, g + i);
+    hn::StoreU(hn::Mul(hn::Mul(z, sigmoid(d, 0.0F, z).value), hn::LoadU(d, a + i)), d, a + i);
+  });
+}
+
+// ---- forward ----
+
+template <class T>
+void experts_hidden_fwd(const KernelCall& call) {
+  const auto& args = call.as<ExpertsArgs>();
+  const T* x = call.input<T>(0);
+  const Pairs pairs{args, call.input<std::uint32_t>(1), call.input<std::uint32_t>(2)};
+  const T *gate = call.input<T>(3), *up = call.input<T>(4);
+  T* hidden = call.output<T>(0);  // [pairs, 2, I]
+  const std::vector<Block> blocks = pairs.blocks();
+  parallel_for(static_cast<std::int64_t>(blocks.size()), [&](std::int64_t task) {
+    const Block& b = blocks[static_cast<std::size_t>(task)];
+    Pieces pieces{cpu::thread_scratch(args.width * kPitch + in_units(args.width) + kPartRoom +
+                                      kStrip * kPitch + 64)};
+    float* line = pieces.take(args.width);
+    float* columns = pieces.take(args.width * kPitch);
+    float* room = pieces.take(kPartRoom);
+    float* out = pieces.take(kStrip * kPitch);
+    load_columns(
+        b.count, args.width,
+        [&](std::int64_t i) { return x + pairs.token(b.first + i) * args.width; }, line, columns);
+    for (int which = 0; which < 2; ++which) {
+      const T* w = (which == 0 ? gate : up) + b.expert * args.inner * args.width;
+      for (std::int64_t r = 0; r < args.inner; r += kStrip) {
+        const std::int64_t rows = std::min(kStrip, args.inner - r);
+        weights_product(false, w + r * args.width, args.width, 1, rows, args.width, columns,
+                        in_units(b.count), room, out);
+        for (std::int64_t i = 0; i < b.count; ++i) {
+          T* to = hidden + ((b.first + i) * 2 + which) * args.inner + r;
+          for (std::int64_t c = 0; c < rows; ++c) to[c] = static_cast<T>(out[c * kPitch + i]);
+        }
+      }
+    }
+  });
+}
+
+// Columns of every pair for sums over experts: for block b [height, kPitch], made by make(b, i, line) for pair i.
+template <class Make>
+void all_columns(const std::vector<Block>& blocks, std::int64_t height, const Make& make,
+                 float* columns) {
+  parallel_for(static_cast<std::int64_t>(blocks.size()), [&](std::int64_t task) {
+    const Block& b = blocks[static_cast<std::size_t>(task)];
+    float* line =
+        cpu::thread_scratch(3 * in_units(height));  // as loaded, as made, and room to make it
+    load_columns(
+        b.count, height,
+        [&](std::int64_t i) {
+          make(b.first + i, line + in_units(height));
+          return line + in_units(height);
+        },
+        line, columns + task * height * kPitch);
+  });
+}
+std::int64_t most_blocks(const ExpertsArgs& args) {
+  return args.tokens * args.chosen / kColumns + std::min(args.experts, args.tokens * args.chosen);
+}
+
+// out_t = Σ over a token's pairs of factor(place)·(weights of its expert · its column). part(expert, row, rows, n,
+// columns, room, sums) makes the product for some rows, which are channels of out.
+template <class T, class Part, class Weight>
+void add_up(const Pairs& pairs, const std::vector<Block>& blocks, std::int64_t height,
+            const float* columns, const Part& part, const Weight& weight, T* out) {
+  const ExpertsArgs& args = pairs.args;
+  parallel_for(ceil_div(args.width, kChannels), [&](std::int64_t task) {
+    const std::int64_t from = task * kChannels, width = std::min(kChannels, args.width - from);
+    Pieces pieces{cpu::thread_scratch(args.tokens * kChannels + kPartRoom + kStrip * kPitch + 64)};
+    float* sums = pieces.take(args.tokens * kChannels);
+    float* room = pieces.take(kPartRoom);
+    float* made = pieces.take(kStrip * kPitch);
+    std::fill(sums, sums + args.tokens * kChannels, 0.0F);
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      const Block& block = blocks[b];
+      for (std::int64_t r = 0; r < width; r += kStrip) {
+        const std::int64_t rows = std::min(kStrip, width - r);
+        part(block.expert, from + r, rows, in_units(block.count),
+             columns + static_cast<std::int64_t>(b) * height * kPitch, room, made);
+        for (std::int64_t i = 0; i < block.count; ++i) {
+          const float factor = weight(block.first + i);
+          float* to = sums + pairs.token(block.first + i) * kChannels + r;
+          for (std::int64_t c = 0; c < rows; ++c) to[c] += factor * made[c * kPitch + i];
+        }
+      }
+    }
+    for (std::int64_t t = 0; t < args.tokens; ++t) {
+      store_row(sums + t * kChannels, width, out + t * args.width + from);
+    }
+  });
+}
+
+template <class T>
+void experts_out_fwd(const KernelCall& call) {
+  const auto& args = call.as<ExpertsArgs>();
+  const T* hidden = call.input<T>(0);
+  const Pairs pairs{args, call.input<std::uint32_t>(1), call.input<std::uint32_t>(2)};
+  const T *scores = call.input<T>(3), *down = call.input<T>(4);
+  auto* columns = static_cast<float*>(call.workspace);
+  const std::vector<Block> blocks = pairs.blocks();
+  const std::int64_t inner = args.inner;
+  all_columns(
+      blocks, inner,
+      [&](std::int64_t place, float* line) {
+        float* g = line + in_units(inner);
+        activate(hidden + place * 2 * inner, inner, 0, inner, g, line);
+      },
+      columns);
+  add_up(
+      pairs, blocks, inner, columns,
+      [&](std::int64_t expert, std::int64_t row, std::int64_t rows, std::int64_t n, const float* a,
+          float* room, float* out) {
+        weights_product(false, down + (expert * args.width + row) * inner, inner, 1, rows, inner, a,
+                        n, room, out);
+      },
+      [&](std::int64_t place) { return static_cast<float>(scores[pairs.order[place]]); },
+      call.output<T>(0));
+}
+
+std::size_t out_room(const void* opaque) {
+  const auto& args = *static_cast<const ExpertsArgs*>(opaque);
+  return static_cast<std::size_t>(most_blocks(args) * args.inner * kPitch) * sizeof(float);
+}
+
+// ---- backward ----
+
+template <class T>
+void experts_hidden_bwd(const KernelCall& call) {
+  const auto& args = call.as<ExpertsArgs>();
+  const T *dy = call.input<T>(0), *hidden = call.input<T>(1);
+  const Pairs pairs{args, call.input<std::uint32_t>(2), call.input<std::uint32_t>(3)};
+  const T *scores = call.input<T>(4), *down = call.input<T>(5);
+  T *d_hidden = call.output<T>(0), *dscores = call.output<T>(1);
+  const std::int64_t inner = args.inner, wide = in_units(inner);
+  const std::vector<Block> blocks = pairs.blocks();
+  for (std::int64_t i = pairs.end(args.experts - 1); i < args.tokens * args.chosen; ++i) {
+    dscores[pairs.order[i]] = static_cast<T>(0.0F);
+    std::fill_n(d_hidden + i * 2 * inner, 2 * inner, static_cast<T>(0.0F));
+  }
+  parallel_for(static_cast<std::int64_t>(blocks.size()), [&](std::int64_t task) {
+    const Block& b = blocks[static_cast<std::size_t>(task)];
+    Pieces pieces{cpu::thread_scratch((args.width + in_units(inner)) * kPitch +
+                                      in_units(args.width) + kPartRoom + 5 * wide + 128)};
+    float* line = pieces.take(args.width);
+    float* columns = pieces.take(args.width * kPitch);
+    float* room = pieces.take(kPartRoom);
+    float* back = pieces.take(in_units(inner) * kPitch);  // downᵀ·dy
+    float* g = pieces.take(5 * wide);
+    load_columns(
+        b.count, args.width,
+        [&](std::int64_t i) { return dy + pairs.token(b.first + i) * args.width; }, line, columns);
+    const T* w = down + b.expert * args.width * inner;
+    for (std::int64_t r = 0; r < inner; r += kStrip) {
+      weights_product(false, w + r, 1, inner, std::min(kStrip, inner - r), args.width, columns,
+                      in_units(b.count), room, back + r * kPitch);
+    }
+    const DF d;
+    float *u = g + wide, *from = u + wide, *dg = from + wide, *du = dg + wide;
+    for (std::int64_t i = 0; i < b.count; ++i) {
+      const std::int64_t place = b.first + i;
+      load_row(hidden + place * 2 * inner, inner, g);
+      load_row(hidden + place * 2 * inner + inner, inner, u);
+      fill_row(0, wide, from);
+      for (std::int64_t c = 0; c < inner; ++c) from[c] = back[c * kPitch + i];
+      const VF score = hn::Set(d, static_cast<float>(scores[pairs.order[place]]));
+      VF sum = hn::Zero(d);
+      each_vector(wide, [&](std::int64_t c) HWY_ATTR {
+        const VF z = hn::LoadU(d, g + c), vu = hn::LoadU(d, u + c), vb = hn::LoadU(d, from + c);
+        const Sigmoid s = sigmoid(d, 0.0F, z);
+        const VF silu = hn::Mul(z, s.value);
+        sum = hn::MulAdd(vb, hn::Mul(silu, vu), sum);
+        const VF da = hn::Mul(score, vb);
+        hn::StoreU(hn::Mul(da, silu), d, du + c);
+        const VF slope = hn::MulAdd(silu, s.rest, s.value);
+        hn::StoreU(hn::Mul(hn::Mul(da, vu), slope), d, dg + c);
+      });
+      dscores[pairs.order[place]] = static_cast<T>(sum_lanes(d, sum));
+      store_row(dg, inner, d_hidden + place * 2 * inner);
+      store_row(du, inner, d_hidden + place * 2 * inner + inner);
+    }
+  });
+}
+
+template <class T>
+void experts_x_bwd(const KernelCall& call) {
+  const auto& args = call.as<ExpertsArgs>();
+  const T* d_hidden = call.input<T>(0);
+  const Pairs pairs{args, call.input<std::uint32_t>(1), call.input<std::uint32_t>(2)};
+  const T *gate = call.input<T>(3), *up = call.input<T>(4);
+  auto* columns = static_cast<float*>(call.workspace);
+  const std::vector<Block> blocks = pairs.blocks();
+  const std::int64_t inner = args.inner;
+  all_columns(
+      blocks, 2 * inner,
+      [&](std::int64_t place, float* line) {
+        load_row(d_hidden + place * 2 * inner, 2 * inner, line);
+      },
+      columns);
+  add_up(
+      pairs, blocks, 2 * inner, columns,
+      [&](std::int64_t expert, std::int64_t row, std::int64_t rows, std::int64_t n, const float* d,
+          float* room, float* out) {
+        const std::int64_t at = expert * inner * args.width + row;
+        weights_product(false, gate + at, 1, args.width, rows, inner, d, n, room, out);
+        weights_product(true, up + at, 1, args.width, rows, inner, d + inner * kPitch, n, room,
+                        out);
+      },
+      [](std::int64_t) { return 1.0F; }, call.output<T>(0));
+}
+
+std::size_t x_room(const void* opaque) { return 2 * out_room(opaque); }
+
+template <class T>
+void experts_weights_bwd(const KernelCall& call) {
+  const auto& args = call.as<ExpertsArgs>();
+  const T *x = call.input<T>(0), *dy = call.input<T>(1);
+  const T *hidden = call.input<T>(2), *d_hidden = call.input<T>(3);
+  const Pairs pairs{args, call.input<std::uint32_t>(4), call.input<std::uint32_t>(5)};
+  const T* scores = call.input<T>(6);
+  T *dgate = call.output<T>(0), *dup = call.output<T>(1), *ddown = call.output<T>(2);
+  const std::int64_t inner = args.inner, width = args.width;
+  const std::int64_t strips = ceil_div(inner, kStrip);
+  const std::int64_t wide = row_pitch(width), part = row_pitch(kStrip);
+  // A strip of the inner channels of an expert: rows of dgate and dup, columns of ddown, which come out turned.
+  parallel_for(args.experts * strips, [&](std::int64_t task) {
+    const std::int64_t e = task / strips, from = task % strips * kStrip;
+    const std::int64_t rows = std::min(kStrip, inner - from), m = in_units(rows);
+    Pieces pieces{cpu::thread_scratch((3 * kStrip + kColumns) * wide + 4 * kColumns * part + 256)};
+    float* sums[3];
+    for (float*& s : sums) {
+      s = pieces.take(kStrip * wide);
+      std::fill(s, s + m * wide, 0.0F);
+    }
+    float* right = pieces.take(kColumns * wide);
+    float* left[3];
+    for (float*& l : left) l = pieces.take(kColumns * part);
+    float* line = pieces.take(kStrip);
+    for (std::int64_t first = pairs.begin(e); first < pairs.end(e); first += kColumns) {
+      const std::int64_t count = std::min(kColumns, pairs.end(e) - first);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t place = first + i;
+        load_row(d_hidden + place * 2 * inner + from, rows, left[0] + i * part);
+        load_row(d_hidden + place * 2 * inner + inner + from, rows, left[1] + i * part);
+        activate(hidden + place * 2 * inner, inner, from, rows, line, left[2] + i * part);
+        scale_row(static_cast<float>(scores[pairs.order[place]]), m, left[2] + i * part);
+        load_row(x + pairs.token(place) * width, width, right + i * wide);
+      }
+      for (int w = 0; w < 2; ++w) {
+        product(true, {left[w], 1, part}, right, wide, sums[w], wide, m, in_units(width), count);
+      }
+      for (std::int64_t i = 0; i < count; ++i) {
+        load_row(dy + pairs.token(first + i) * width, width, right + i * wide);
+      }
+      product(true, {left[2], 1, part}, right, wide, sums[2], wide, m, in_units(width), count);
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      store_row(sums[0] + r * wide, width, dgate + (e * inner + from + r) * width);
+      store_row(sums[1] + r * wide, width, dup + (e * inner + from + r) * width);
+    }
+    for (std::int64_t c = 0; c < width; ++c) {
+      T* to = ddown + (e * width + c) * inner + from;
+      for (std::int64_t r = 0; r < rows; ++r) to[r] = static_cast<T>(sums[2][r * wide + c]);
+    }
+  });
+}
+
+}  // namespace
+
+void register_experts(KernelRegistry& registry) {
+  registry.add(Backend::kCpu, "experts_order_u32", experts_order);
+  const auto add = [&]<class T>(T, const std::string& type) {
+    registry.add(Backend::kCpu, "experts_hidden_fwd_" + type, experts_hidden_fwd<T>);
+    registry.add(Backend::kCpu, "experts_out_fwd_" + type, experts_out_fwd<T>, out_room);
+    registry.add(Backend::kCpu, "experts_hidden_bwd_" + type, experts_hidden_bwd<T>);
+    registry.add(Backend::kCpu, "experts_x_bwd_" + type, experts_x_bwd<T>, x_room);
+    registry.add(Backend::kCpu, "experts_weights_bwd_" + type, experts_weights_bwd<T>);
+  };
+  add(float(), "f32");
+  add(F16(), "f16");
+  add(BF16(), "bf16");
+}
+
+}  // namespace mlxtape::ops::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+MT_REGISTER_CPU_KERNELS(experts)
