@@ -99,6 +99,9 @@ void add(Samples& all, const Samples& more) {
   }
 }
 
+// Of a row on the host: two cores take about 3 s.
+constexpr std::int64_t kMostHostFlops = 500'000'000'000;
+
 class Row {
  public:
   Row(const char* op, const BenchCase& bench) : op_(op), case_(&bench) {}
@@ -108,8 +111,15 @@ class Row {
            " " + case_->shape + " " + name_of(case_->dtype);
   }
 
-  bool is_too_large(const Device& device) const {
-    return floor_bytes() > device.limits().memory_bytes / 2;
+  // Why this device does not run the row; null: it does.
+  const char* left_out(const Device& device) const {
+    if (floor_bytes() > device.limits().memory_bytes / 2) {
+      return "it needs more than half of the device's memory";
+    }
+    if (device.limits().host_visible && case_->flops > kMostHostFlops) {
+      return "a call takes many seconds on a processor";
+    }
+    return nullptr;
   }
 
   void ask(Peers& peers, double seconds, json& row) const {
@@ -311,8 +321,8 @@ void run_ops(Device& device, const BenchConfig& config, std::ostream& out) {
     for (const BenchCase& bench : op.cases()) {
       Row row(op.name, bench);
       if (!std::regex_search(row.name(), wanted)) continue;
-      if (row.is_too_large(device)) {
-        out << row.name() << ": left out, it needs more than half of the device's memory\n";
+      if (const char* why = row.left_out(device)) {
+        out << row.name() << ": left out, " << why << "\n";
         continue;
       }
       const json result = row.measure(*encoder, config, peers.get(), report["copy_gbps"]);
@@ -328,7 +338,7 @@ void run_ops(Device& device, const BenchConfig& config, std::ostream& out) {
   for (const test::BenchOp& op : test::bench_ops()) {
     for (const BenchCase& bench : op.cases()) {
       const Row row(op.name, bench);
-      if (!std::regex_search(row.name(), wanted) || row.is_too_large(device)) continue;
+      if (!std::regex_search(row.name(), wanted) || row.left_out(device) != nullptr) continue;
       json& result = report["rows"][i++];
       row.ask(*peers, config.seconds, result);
       print_row(out, row.name(), result);

@@ -24,6 +24,7 @@ except Exception as error:  # not there, or not made for this GPU
     LigerRMSNormFunction = None
 try:
     from fla.modules.causal_conv1d import causal_conv1d
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 except Exception as error:
     print(f"peers: fla: {error}", file=sys.stderr)
     causal_conv1d = None
@@ -37,6 +38,28 @@ torch._functorch.config.donated_buffer = False  # a graph is walked more than on
 
 class Compiled(TorchOps):
     compiled = staticmethod(lambda fn: torch.compile(fn, dynamic=False))
+
+    def gated_delta_rule(self, *_):
+        raise NotImplementedError("a loop over the chunks, which takes minutes to compile")
+
+    def experts(self, *_):
+        raise NotImplementedError("calls of one library function, which compiling leaves as they are")
+
+    attention = experts
+
+
+class Cudnn(TorchOps):
+    """PyTorch's attention where it takes cuDNN's. Its gradient is not the same bits on every run."""
+
+    def attention(self, *args):
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+            call = super().attention(*args)
+
+        def run():
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.CUDNN_ATTENTION):
+                return call()
+
+        return run
 
 
 class Liger(Inputs):
@@ -67,8 +90,27 @@ class Fla(Inputs):
         return self.backward_of(run(), (x, w), self.randn(1, tokens, channels)) if grad else run
 
 
-def peers():
+    def gated_delta_rule(self, form, direction, tokens, key_heads, heads, width):
+        grad = direction == "bwd"
+        q = self.randn(1, tokens, key_heads, width).requires_grad_(grad)
+        k = self.randn(1, tokens, key_heads, width).requires_grad_(grad)
+        v = self.randn(1, tokens, heads, width).requires_grad_(grad)
+        decay = -(0.1 * torch.randn(1, tokens, heads, device=self.device)).abs()
+        beta = torch.randn(1, tokens, heads, device=self.device).sigmoid()
+        inputs = (q, k, v, decay.requires_grad_(grad), beta.requires_grad_(grad))
+
+        def run():
+            return chunk_gated_delta_rule(*inputs, use_qk_l2norm_in_kernel=True)[0]
+
+        if not grad:
+            return run
+        return self.backward_of(run(), inputs, self.randn(1, tokens, heads, width))
+
+
+def peers(op):
     found = {"torch": TorchOps, "torch.compile": Compiled}
+    if op == "attention":
+        found["cudnn"] = Cudnn
     if LigerRMSNormFunction:
         found["liger"] = Liger
     if causal_conv1d:
@@ -141,7 +183,7 @@ def main():
             key, rows = wanted, {}
             torch.compiler.reset()
             torch.cuda.empty_cache()
-            for name, kind in peers().items():
+            for name, kind in peers(ask["op"]).items():
                 try:
                     make = getattr(kind(ask["dtype"], "cuda"), ask["op"], None)
                     if make:

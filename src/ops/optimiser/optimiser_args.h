@@ -22,7 +22,7 @@ struct OptimiserArgs {
   std::int32_t f32_grads;  // else as w
   std::int32_t has_master;
   float beta1, beta2, eps, weight_decay;  // beta1: momentum of sgd; eps: its 1 − dampening
-  float rest1, rest2;  // 1 − beta
+  float rest1, rest2;                     // 1 − beta
   float log_beta1, log_beta2;
   std::int32_t bias_correction;  // nesterov of sgd
   std::int32_t has_momentum;
