@@ -4,6 +4,7 @@
 #include <string>
 
 #include "attention_args.h"
+#include "ops/expect.h"
 
 namespace mlxtape::ops {
 
@@ -18,19 +19,7 @@ Error wrong(Errc code, const std::string& what) { return {code, "attention: " + 
 
 Check expect_tensor(const Tensor& q, const char* name, const Tensor& t, const Shape& shape,
                     DType dtype) {
-  if (!(t.shape() == shape)) {
-    return wrong(Errc::kShape, std::string(name) + " must be " + to_string(shape) + ", got " +
-                                   to_string(t.shape()));
-  }
-  if (t.dtype() != dtype) {
-    return wrong(Errc::kDType,
-                 std::string(name) + " must be " + name_of(dtype) + ", got " + name_of(t.dtype()));
-  }
-  if (t.backend() != q.backend()) {
-    return wrong(Errc::kDevice, std::string(name) + " must be where q is (" + name_of(q.backend()) +
-                                    "), got " + name_of(t.backend()));
-  }
-  return std::nullopt;
+  return ops::expect_tensor(Beside{"attention", "q", q}, name, t, shape, dtype);
 }
 
 // [B, T, H, D], or [T, H, D] with B = 1.

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "experts_args.h"
+#include "ops/expect.h"
 
 namespace mlxtape::ops {
 
@@ -21,19 +22,7 @@ Error wrong(Errc code, const std::string& what) { return {code, "experts: " + wh
 
 Check expect_tensor(const Tensor& x, const char* name, const Tensor& t, const Shape& shape,
                     DType dtype) {
-  if (!(t.shape() == shape)) {
-    return wrong(Errc::kShape, std::string(name) + " must be " + to_string(shape) + ", got " +
-                                   to_string(t.shape()));
-  }
-  if (t.dtype() != dtype) {
-    return wrong(Errc::kDType,
-                 std::string(name) + " must be " + name_of(dtype) + ", got " + name_of(t.dtype()));
-  }
-  if (t.backend() != x.backend()) {
-    return wrong(Errc::kDevice, std::string(name) + " must be where x is (" + name_of(x.backend()) +
-                                    "), got " + name_of(t.backend()));
-  }
-  return std::nullopt;
+  return ops::expect_tensor(Beside{"experts", "x", x}, name, t, shape, dtype);
 }
 
 ExpertsArgs args_of(const Tensor& x, const ExpertRoute& route, const ExpertWeights& weights) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "gated_delta_rule_args.h"
+#include "ops/expect.h"
 
 namespace mlxtape::ops {
 
@@ -21,19 +22,7 @@ Error wrong(Errc code, const std::string& what) { return {code, "gated_delta_rul
 
 Check expect_tensor(const Tensor& q, const char* name, const Tensor& t, const Shape& shape,
                     DType dtype) {
-  if (!(t.shape() == shape)) {
-    return wrong(Errc::kShape, std::string(name) + " must be " + to_string(shape) + ", got " +
-                                   to_string(t.shape()));
-  }
-  if (t.dtype() != dtype) {
-    return wrong(Errc::kDType,
-                 std::string(name) + " must be " + name_of(dtype) + ", got " + name_of(t.dtype()));
-  }
-  if (t.backend() != q.backend()) {
-    return wrong(Errc::kDevice, std::string(name) + " must be where q is (" + name_of(q.backend()) +
-                                    "), got " + name_of(t.backend()));
-  }
-  return std::nullopt;
+  return ops::expect_tensor(Beside{"gated_delta_rule", "q", q}, name, t, shape, dtype);
 }
 
 // The axes before the heads: [B, T], or [T] of packed sequences.
