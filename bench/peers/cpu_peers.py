@@ -1,4 +1,4 @@
-"""Times PyTorch and MLX on the CPU for `mlxtape bench ops --peers`.
+"""Times PyTorch, transformers and MLX on the CPU for `mlxtape bench ops --peers`.
 
 Reads one request a line, {"op", "form", "pass", "shape", "dtype", "seconds", "threads"}, and answers
 with one line, {"torch": [us, ...], "mlx": [us, ...]}: the libraries that can be imported and have
@@ -12,7 +12,7 @@ import time
 
 try:
     import torch
-    from torch_ops import TorchOps
+    from torch_ops import EagerExperts, Qwen3NextConfig, TorchOps, TransformersOps
 except ImportError:
     torch = None
 try:
@@ -26,10 +26,12 @@ except ImportError:
 EPS = 1e-6
 
 
-class Torch(TorchOps if torch else object):
-    def __init__(self, dtype, threads):
+def on_cpu(kind):
+    def make(dtype, threads):
         torch.set_num_threads(threads)
-        super().__init__(dtype, "cpu")
+        return kind(dtype, "cpu")
+
+    return make
 
 
 class Mlx:
@@ -190,7 +192,14 @@ def sample(call, seconds):
 
 
 def main():
-    peers = {name: kind for name, kind, lib in (("torch", Torch, torch), ("mlx", Mlx, mx)) if lib}
+    peers = {}
+    if torch:
+        peers["torch"] = on_cpu(TorchOps)
+    if torch and Qwen3NextConfig:
+        peers["transformers"] = on_cpu(TransformersOps)
+        peers["transformers eager"] = on_cpu(EagerExperts)
+    if mx:
+        peers["mlx"] = Mlx
     key, calls, slow = None, {}, {}
     for line in sys.stdin:
         ask = json.loads(line)

@@ -1,4 +1,4 @@
-"""Times PyTorch, torch.compile, Liger and fla on the GPU for `mlxtape bench ops --device cuda --peers`.
+"""Times PyTorch, torch.compile, Liger, fla and transformers on the GPU for `mlxtape bench ops --device cuda --peers`.
 
 Reads one request a line, {"op", "form", "pass", "shape", "dtype", "seconds", "threads"}, and answers
 with one line, {"torch": [us, ...], "torch.compile": [us, ...], ...}: the libraries that can be imported
@@ -14,7 +14,7 @@ import sys
 import time
 
 import torch
-from torch_ops import EPS, Inputs, TorchOps
+from torch_ops import EPS, EagerExperts, Inputs, Qwen3NextConfig, TorchOps, TransformersOps
 
 try:
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
@@ -39,13 +39,8 @@ torch._functorch.config.donated_buffer = False  # a graph is walked more than on
 class Compiled(TorchOps):
     compiled = staticmethod(lambda fn: torch.compile(fn, dynamic=False))
 
-    def gated_delta_rule(self, *_):
-        raise NotImplementedError("a loop over the chunks, which takes minutes to compile")
-
-    def experts(self, *_):
-        raise NotImplementedError("calls of one library function, which compiling leaves as they are")
-
-    attention = experts
+    def attention(self, *_):
+        raise NotImplementedError("one library function, which compiling leaves as it is")
 
 
 class Cudnn(TorchOps):
@@ -89,7 +84,6 @@ class Fla(Inputs):
         run = lambda: causal_conv1d(x, w, activation=form or None)[0]
         return self.backward_of(run(), (x, w), self.randn(1, tokens, channels)) if grad else run
 
-
     def gated_delta_rule(self, form, direction, tokens, key_heads, heads, width):
         grad = direction == "bwd"
         q = self.randn(1, tokens, key_heads, width).requires_grad_(grad)
@@ -115,6 +109,9 @@ def peers(op):
         found["liger"] = Liger
     if causal_conv1d:
         found["fla"] = Fla
+    if Qwen3NextConfig:
+        found["transformers"] = TransformersOps
+        found["transformers eager"] = EagerExperts
     return found
 
 

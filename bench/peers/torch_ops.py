@@ -1,8 +1,20 @@
 """The operations as PyTorch users write them, on any device. Each method returns a function to time,
 on inputs of its own: normal random numbers, like ours."""
 
+import types
+
 import torch
 import torch.nn.functional as F
+
+try:
+    from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig
+    from transformers.models.qwen3_next.modeling_qwen3_next import (
+        Qwen3NextExperts,
+        eager_attention_forward,
+        torch_chunk_gated_delta_rule,
+    )
+except ImportError:
+    Qwen3NextConfig = None
 
 EPS = 1e-6
 
@@ -279,53 +291,6 @@ class TorchOps(Inputs):
             return lambda: fn(q, k, v)
         return self.backward_of(fn(q, k, v), (q, k, v), self.randn(1, heads, tokens, width))
 
-    # As transformers runs Qwen3-Next where no kernels of other packages are installed: key heads are
-    # repeated first.
-    def gated_delta_rule(self, form, direction, tokens, key_heads, heads, width):
-        from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
-
-        grad = direction == "bwd"
-        q = self.randn(1, tokens, key_heads, width).requires_grad_(grad)
-        k = self.randn(1, tokens, key_heads, width).requires_grad_(grad)
-        v = self.randn(1, tokens, heads, width).requires_grad_(grad)
-        decay = -(0.1 * torch.randn(1, tokens, heads, device=self.device)).abs()
-        beta = torch.randn(1, tokens, heads, device=self.device).sigmoid()
-        decay, beta = decay.requires_grad_(grad), beta.requires_grad_(grad)
-
-        def rule(q, k, v, decay, beta):
-            q, k = (x.repeat_interleave(heads // key_heads, dim=2) for x in (q, k))
-            return torch_chunk_gated_delta_rule(q, k, v, g=decay, beta=beta, use_qk_l2norm_in_kernel=True)[0]
-
-        fn, inputs = self.compiled(rule), (q, k, v, decay, beta)
-        if not grad:
-            return lambda: fn(*inputs)
-        return self.backward_of(fn(*inputs), inputs, self.randn(1, tokens, heads, width))
-
-    # As a model of transformers runs them unless told otherwise. Its loop over experts ("eager") is no measure: each
-    # expert's gradient is first made as large as the weights of all.
-    def experts(self, form, direction, tokens, experts, k, width, inner):
-        from transformers.models.qwen3_next.configuration_qwen3_next import Qwen3NextConfig
-        from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextExperts
-
-        config = Qwen3NextConfig(
-            hidden_size=width, moe_intermediate_size=inner, num_experts=experts, num_experts_per_tok=k
-        )
-        config._experts_implementation = "grouped_mm"
-        grad = direction == "bwd"
-        with torch.device("meta"):
-            module = Qwen3NextExperts(config)
-        for name, weight in list(module.named_parameters()):
-            values = self.randn(*weight.shape) * 0.02
-            setattr(module, name, torch.nn.Parameter(values, requires_grad=grad))
-        x = self.randn(tokens, width).requires_grad_(grad)
-        scores, indices = torch.randn(tokens, experts, device=self.device).softmax(-1).topk(k, -1)
-        scores = (scores / scores.sum(-1, keepdim=True)).to(self.dtype).requires_grad_(grad)
-        fn = self.compiled(lambda x, scores: module(x, indices, scores))
-        if not grad:
-            return lambda: fn(x, scores)
-        inputs = (x, scores, *module.parameters())
-        return self.backward_of(fn(x, scores), inputs, self.randn(tokens, width))
-
     def optimiser(self, form, direction, n):
         if form != "adamw":
             raise ValueError("PyTorch has no such step")
@@ -343,3 +308,72 @@ class TorchOps(Inputs):
         draw = {"uniform": torch.rand, "normal": torch.randn}[form]
         fn = self.compiled(lambda: draw(n, dtype=self.dtype, device=self.device))
         return fn
+
+
+class TransformersOps(Inputs):
+    """The layers' parts as transformers runs Qwen3-Next where no kernels of other packages are installed."""
+
+    def attention(self, form, direction, tokens, heads, key_heads, width):
+        if heads * tokens * tokens > 1 << 30:
+            raise RuntimeError("left out: three and more arrays of the weights' size, 4 GiB each")
+        grad = direction == "bwd"
+        q = self.randn(1, heads, tokens, width).requires_grad_(grad)
+        k, v = (self.randn(1, key_heads, tokens, width).requires_grad_(grad) for _ in range(2))
+        module = types.SimpleNamespace(num_key_value_groups=heads // key_heads, training=False)
+        later = torch.ones(tokens, tokens, dtype=torch.bool, device=self.device).triu(1)
+        mask = torch.zeros(1, 1, tokens, tokens, dtype=self.dtype, device=self.device)
+        mask.masked_fill_(later, torch.finfo(self.dtype).min)
+
+        def attend(q, k, v):
+            return eager_attention_forward(module, q, k, v, mask, scaling=width**-0.5)[0]
+
+        if not grad:
+            return lambda: attend(q, k, v)
+        return self.backward_of(attend(q, k, v), (q, k, v), self.randn(1, tokens, heads, width))
+
+    # Key heads are repeated first.
+    def gated_delta_rule(self, form, direction, tokens, key_heads, heads, width):
+        grad = direction == "bwd"
+        q = self.randn(1, tokens, key_heads, width).requires_grad_(grad)
+        k = self.randn(1, tokens, key_heads, width).requires_grad_(grad)
+        v = self.randn(1, tokens, heads, width).requires_grad_(grad)
+        decay = -(0.1 * torch.randn(1, tokens, heads, device=self.device)).abs()
+        beta = torch.randn(1, tokens, heads, device=self.device).sigmoid()
+        decay, beta = decay.requires_grad_(grad), beta.requires_grad_(grad)
+
+        def rule(q, k, v, decay, beta):
+            q, k = (x.repeat_interleave(heads // key_heads, dim=2) for x in (q, k))
+            return torch_chunk_gated_delta_rule(q, k, v, g=decay, beta=beta, use_qk_l2norm_in_kernel=True)[0]
+
+        inputs = (q, k, v, decay, beta)
+        if not grad:
+            return lambda: rule(*inputs)
+        return self.backward_of(rule(*inputs), inputs, self.randn(1, tokens, heads, width))
+
+    experts_as = "grouped_mm"  # what a model takes unless told otherwise
+
+    def experts(self, form, direction, tokens, experts, k, width, inner):
+        config = Qwen3NextConfig(
+            hidden_size=width, moe_intermediate_size=inner, num_experts=experts, num_experts_per_tok=k
+        )
+        config._experts_implementation = self.experts_as
+        grad = direction == "bwd"
+        with torch.device("meta"):
+            module = Qwen3NextExperts(config)
+        for name, weight in list(module.named_parameters()):
+            values = self.randn(*weight.shape) * 0.02
+            setattr(module, name, torch.nn.Parameter(values, requires_grad=grad))
+        x = self.randn(tokens, width).requires_grad_(grad)
+        scores, indices = torch.randn(tokens, experts, device=self.device).softmax(-1).topk(k, -1)
+        scores = (scores / scores.sum(-1, keepdim=True)).to(self.dtype).requires_grad_(grad)
+        if not grad:
+            return lambda: module(x, indices, scores)
+        inputs = (x, scores, *module.parameters())
+        return self.backward_of(module(x, indices, scores), inputs, self.randn(tokens, width))
+
+
+class EagerExperts(Inputs):
+    """The loop over experts. Its gradient is slow: each expert's is first made as large as the weights of all."""
+
+    experts_as = "eager"
+    experts = TransformersOps.experts
