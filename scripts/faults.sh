@@ -6,7 +6,8 @@
 #   scripts/faults.sh --check [op ...]   only whether each fault still finds its text
 #   ONLY=text scripts/faults.sh ...      only the faults whose description holds the text
 #
-# tests/faults/<op>.faults runs that op's tests (op_tests), core.faults runs unit_tests. In these files
+# tests/faults/<op>.faults runs that op's tests (op_tests), core.faults runs unit_tests, nn.faults those of the
+# blocks. In these files
 #
 #   file   src/ops/x/x.cpu.cpp     of the faults that follow
 #   fault  what is wrong           one line
@@ -172,19 +173,28 @@ with_callees() { # name
   printf '%s\n' "$all"
 }
 
+# The tests of something named like_this are called LikeThis...
+suites_of() { # name
+  local suite
+  suite=$(perl -pe 's/(^|_)([a-z0-9])/\U$2/g' <<<"$1")
+  printf '%s\n' "$suite*:*/$suite*"
+}
+
 # Only the ops that the tests need are in the copy's list: a fault in a header then compiles few files.
 prepare() { # name
   program=op_tests flags=--gtest_throw_on_failure  # stops at the first failure
   local ops=$1
-  if [ "$1" = core ]; then
+  if [ "$1" = core ] || [ "$1" = nn ]; then
     program=unit_tests flags=  # some of these tests expect failures
     filter='*'
-    ops=$(sed -n 's|^#include "mlxtape/ops/\(.*\)\.h"|\1|p' "$copy"/tests/{base,core,backends,support,tape}/*.cpp | sort -u |
+    if [ "$1" = nn ]; then
+      filter=$(for file in "$copy"/tests/nn/*_test.cpp; do suites_of "$(basename "$file" _test.cpp)"; done | paste -sd :)
+    fi
+    ops=$(cat "$copy"/tests/{base,core,backends,support,tape,nn}/*.cpp "$copy"/{src,include/mlxtape}/nn/* |
+      sed -n 's|^#include "mlxtape/ops/\(.*\)\.h"|\1|p' | sort -u |
       while read -r op; do with_callees "$op"; done | sort -u)
   else
-    local suite
-    suite=$(perl -pe 's/(^|_)([a-z0-9])/\U$2/g' <<<"$1")
-    filter="$suite*:*/$suite*"
+    filter=$(suites_of "$1")
     ops=$(with_callees "$1")
   fi
   printf '%s\n' "$ops" >"$ops_list"

@@ -1,0 +1,31 @@
+// moe: a mixture of experts with one that every token goes through.
+//
+// Formula    r = moe_route(x·routerᵀ, k);  y = experts(x, r) + σ(x·shared_gateᵀ)∘swiglu_network(x, shared)
+// Layout     x, y: [B, L, H]; router: [E, H]; experts: gate, up [E, I, H], down [E, H, I]; shared: gate, up [J, H],
+//            down [H, J]; shared_gate: [1, H]. No shared expert where shared_gate is not defined.
+// Types      f32, f16, bf16, all alike
+#pragma once
+
+#include "mlxtape/nn/linear.h"
+#include "mlxtape/ops/experts.h"
+#include "mlxtape/tape/tape.h"
+
+namespace mlxtape::nn {
+
+struct MoeWeights {
+  Tensor router;
+  ops::ExpertWeights experts;
+  SwigluWeights shared;
+  Tensor shared_gate;
+};
+
+struct MoeShape {
+  std::int64_t chosen = 1;
+  bool renormalise = true;  // the scores of a token add up to 1
+};
+
+Check moe_check(const Tensor& x, const MoeWeights& w);
+
+Tensor moe(Tape& tape, const Tensor& x, const MoeWeights& w, const MoeShape& shape);
+
+}  // namespace mlxtape::nn

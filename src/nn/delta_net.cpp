@@ -1,0 +1,110 @@
+#include "mlxtape/nn/delta_net.h"
+
+#include <cmath>
+
+#include "expect.h"
+#include "mlxtape/nn/linear.h"
+#include "mlxtape/ops/conv1d_depthwise_causal.h"
+#include "mlxtape/ops/delta_gates.h"
+#include "mlxtape/ops/gated_delta_rule.h"
+#include "mlxtape/ops/layout.h"
+#include "mlxtape/ops/rms_norm.h"
+
+namespace mlxtape::nn {
+
+namespace {
+
+// mixed: [B, L, 2·nk·dk + nv·dv], q then k then v. z: [B, L, nv, dv]; b, a: [B, L, nv].
+struct Projected {
+  Tensor mixed, z, b, a;
+};
+
+Projected project(Tape& tape, const Tensor& x, const DeltaNetWeights& w, const DeltaNetShape& s) {
+  const std::int64_t batch = x.shape()[0], tokens = x.shape()[1];
+  const std::int64_t group = s.value_heads / s.key_heads, wide = group * s.value_dim;
+  const Shape values{batch, tokens, s.value_heads, s.value_dim},
+      heads{batch, tokens, s.value_heads};
+  if (!w.qkvz.defined()) {
+    return {linear(tape, x, w.qkv), ops::reshape(tape, linear(tape, x, w.z), values),
+            linear(tape, x, w.b), linear(tape, x, w.a)};
+  }
+  const Tensor slabs = ops::reshape(tape, linear(tape, x, w.qkvz),
+                                    {batch, tokens, s.key_heads, 2 * s.key_dim + 2 * wide});
+  const auto parts =
+      ops::split_at(tape, slabs, {s.key_dim, 2 * s.key_dim, 2 * s.key_dim + wide}, -1);
+  const Tensor pairs =
+      ops::reshape(tape, linear(tape, x, w.ba), {batch, tokens, s.key_heads, 2 * group});
+  const auto gates = ops::split(tape, pairs, 2, -1);
+  const auto flat = [&](const Tensor& t, std::int64_t channels) {
+    return ops::reshape(tape, t, {batch, tokens, channels});
+  };
+  const std::int64_t keys = s.key_heads * s.key_dim;
+  return {ops::concatenate(tape,
+                           {flat(parts[0], keys), flat(parts[1], keys),
+                            flat(parts[2], s.value_heads * s.value_dim)},
+                           -1),
+          ops::reshape(tape, parts[3], values), ops::reshape(tape, gates[0], heads),
+          ops::reshape(tape, gates[1], heads)};
+}
+
+}  // namespace
+
+Check delta_net_check(const Tensor& x, const DeltaNetWeights& w, const DeltaNetShape& s) {
+  if (const Check check = expect_tokens("delta_net", x)) return check;
+  if (s.key_heads < 1 || s.key_dim < 1 || s.value_dim < 1 || s.value_heads < 1 ||
+      s.value_heads % s.key_heads != 0) {
+    return Error(
+        Errc::kArgument,
+        "delta_net: value_heads must be a multiple of key_heads and no size below 1, got " +
+            std::to_string(s.value_heads) + " of " + std::to_string(s.value_dim) + " and " +
+            std::to_string(s.key_heads) + " of " + std::to_string(s.key_dim));
+  }
+  const std::int64_t width = x.shape().back(), values = s.value_heads * s.value_dim;
+  const std::int64_t mixed = 2 * s.key_heads * s.key_dim + values;
+  const bool by_head = w.qkvz.defined();
+  const std::int64_t taps = w.conv.rank() == 2 ? w.conv.shape()[1] : 1;
+  return expect_weights("delta_net", x,
+                        {{by_head, "qkvz", w.qkvz, {mixed + values, width}},
+                         {by_head, "ba", w.ba, {2 * s.value_heads, width}},
+                         {!by_head, "qkv", w.qkv, {mixed, width}},
+                         {!by_head, "z", w.z, {values, width}},
+                         {!by_head, "b", w.b, {s.value_heads, width}},
+                         {!by_head, "a", w.a, {s.value_heads, width}},
+                         {true, "conv", w.conv, {mixed, taps}, w.conv.dtype()},
+                         {true, "A_log", w.a_log, {s.value_heads}, w.a_log.dtype()},
+                         {true, "dt_bias", w.dt_bias, {s.value_heads}, w.dt_bias.dtype()},
+                         {true, "norm", w.norm, {s.value_dim}, w.norm.dtype()},
+                         {true, "out", w.out, {width, values}}});
+}
+
+DeltaNetResult delta_net(Tape& tape, const Tensor& x, const DeltaNetWeights& w,
+                         const DeltaNetShape& s, const DeltaNetState& before, bool want_state) {
+  require(delta_net_check(x, w, s));
+  const std::int64_t batch = x.shape()[0], tokens = x.shape()[1], keys = s.key_heads * s.key_dim;
+  const Projected in = project(tape, x, w, s);
+  ops::Conv1dDepthwiseCausalOptions filter;
+  filter.silu = true;
+  filter.initial_state = before.conv;
+  filter.want_final_state = want_state;
+  const auto filtered = ops::conv1d_depthwise_causal(tape, in.mixed, w.conv, filter);
+  const auto parts = ops::split_at(tape, filtered.y, {keys, 2 * keys}, -1);
+  const Shape by_key{batch, tokens, s.key_heads, s.key_dim};
+  const Shape by_value{batch, tokens, s.value_heads, s.value_dim};
+  const ops::DeltaGates gates = ops::delta_gates(tape, {in.a, in.b, w.a_log, w.dt_bias});
+  ops::GatedDeltaRuleOptions options;
+  options.normalise = true;
+  options.eps = s.norm_eps;
+  options.scale = 1 / std::sqrt(static_cast<double>(s.key_dim));
+  options.initial_state = before.rule;
+  options.want_final_state = want_state;
+  const auto rule = ops::gated_delta_rule(
+      tape,
+      {ops::reshape(tape, parts[0], by_key), ops::reshape(tape, parts[1], by_key),
+       ops::reshape(tape, parts[2], by_value), gates.decay, gates.beta},
+      options);
+  const Tensor gated = ops::rms_norm_gated(tape, rule.y, w.norm, in.z, s.eps);
+  const Tensor rows = ops::reshape(tape, gated, {batch, tokens, s.value_heads * s.value_dim});
+  return {linear(tape, rows, w.out), {filtered.final_state, rule.final_state}};
+}
+
+}  // namespace mlxtape::nn
