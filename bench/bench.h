@@ -27,11 +27,21 @@ struct StepConfig {
   DType dtype = DType::kF32;
 };
 
+// Of Qwen3-Next's layers, of which the last has as many experts as fit.
+struct LayersConfig {
+  std::int64_t tokens = 4096, experts = 64;
+  DType dtype = DType::kF32;
+};
+
 // Prints a table as it goes; the JSON file is brought up to date after every row.
 void run_ops(Device& device, const BenchConfig& config, std::ostream& out);
 
 // A training step as a whole: its time, the host's share of it, memory.
 void run_step(Device& device, const BenchConfig& config, const StepConfig& model,
               std::ostream& out);
+
+// Attention, delta-net and expert blocks, forward and with every gradient: time and memory.
+void run_layers(Device& device, const BenchConfig& config, const LayersConfig& layers,
+                std::ostream& out);
 
 }  // namespace mlxtape::bench

@@ -188,7 +188,7 @@ prepare() { # name
     program=unit_tests flags=  # some of these tests expect failures
     filter='*'
     if [ "$1" = nn ]; then
-      filter=$(for file in "$copy"/tests/nn/*_test.cpp; do suites_of "$(basename "$file" _test.cpp)"; done | paste -sd :)
+      filter=$(for file in "$copy"/tests/nn/*_test.cpp; do suites_of "$(basename "$file" _test.cpp)"; done | paste -sd :)-*Wide*  # slow, and see no more
     fi
     ops=$(cat "$copy"/tests/{base,core,backends,support,tape,nn}/*.cpp "$copy"/{src,include/mlxtape}/nn/* |
       sed -n 's|^#include "mlxtape/ops/\(.*\)\.h"|\1|p' | sort -u |

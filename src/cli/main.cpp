@@ -124,16 +124,24 @@ int run(int argc, char** argv) {
   bench_step->add_option("--hidden", step.hidden, "width inside each layer")->capture_default_str();
   bench_step->add_option("--vocab", step.vocab, "tokens it knows")->capture_default_str();
   bench_step->add_option("--tokens", step.tokens, "tokens of a step")->capture_default_str();
-  for (CLI::Option* size : bench_step->get_options()) {
-    if (size->get_name() != "--help") size->check(CLI::Range(1, 1 << 20));
+  CLI::App* bench_layers = bench_command->add_subcommand(
+      "layers", "Qwen3-Next's blocks, forward and with every gradient: time and memory");
+  bench::LayersConfig layers;
+  bench_layers->add_option("--tokens", layers.tokens, "of one sequence")->capture_default_str();
+  bench_layers->add_option("--experts", layers.experts, "of the expert block; the model has 512")
+      ->capture_default_str();
+  std::string type = "f32";
+  for (CLI::App* each : {bench_step, bench_layers}) {
+    for (CLI::Option* size : each->get_options()) {
+      if (size->get_name() != "--help") size->check(CLI::Range(1, 1 << 20));
+    }
+    each->add_option("--dtype", type, "of the parameters: f32, or bf16 (step: with f32 masters)")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"f32", "bf16"}));
   }
-  std::string step_type = "f32";
-  bench_step->add_option("--dtype", step_type, "of the parameters: f32, or bf16 with f32 masters")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"f32", "bf16"}));
   bench_ops->add_option("--filter", config.filter,
                         "only rows matching this expression, e.g. 'softmax bwd .* bf16'");
-  for (CLI::App* each : {bench_ops, bench_step}) {
+  for (CLI::App* each : {bench_ops, bench_step, bench_layers}) {
     each->add_option("--json", config.json_path, "also write the rows to this file");
   }
   bench_ops->add_option("--peers", config.peers_script,
@@ -142,7 +150,7 @@ int run(int argc, char** argv) {
       ->capture_default_str();
   std::string device = "cpu";
   bool one_by_one = false;
-  for (CLI::App* each : {bench_ops, bench_step}) {
+  for (CLI::App* each : {bench_ops, bench_step, bench_layers}) {
     each->add_option("--seconds", config.seconds, "time for each row and contender")
         ->capture_default_str()
         ->check([](const std::string& text) {
@@ -181,7 +189,7 @@ int run(int argc, char** argv) {
   if (app.get_subcommands().empty()) return called_wrongly("a command is needed");
 #ifdef MLXTAPE_HAS_CASES
   if (*bench_command && bench_command->get_subcommands().empty()) {
-    return called_wrongly("bench: what to measure is needed: ops or step");
+    return called_wrongly("bench: what to measure is needed: ops, step or layers");
   }
 #endif
 
@@ -191,12 +199,13 @@ int run(int argc, char** argv) {
   if (*info_command) info();
   if (*kernels_command) list_kernels();
 #ifdef MLXTAPE_HAS_CASES
-  if (*bench_ops || *bench_step) {
+  if (*bench_ops || *bench_step || *bench_layers) {
     Device& measured = Device::find(device == "cuda" ? Backend::kCuda : Backend::kCpu);
     measured.set_overlap(!one_by_one);
-    step.dtype = step_type == "f32" ? DType::kF32 : DType::kBF16;
+    step.dtype = layers.dtype = type == "f32" ? DType::kF32 : DType::kBF16;
     if (*bench_ops) bench::run_ops(measured, config, std::cout);
     if (*bench_step) bench::run_step(measured, config, step, std::cout);
+    if (*bench_layers) bench::run_layers(measured, config, layers, std::cout);
   }
   if (*selftest_command) return selftest(test_filter);
 #endif

@@ -89,7 +89,7 @@ class DeltaGates : public OnDevice {
     Tape tape(encoder());
     const DeltaGatesInputs at{tape.watch(up(kA, shape, dtype)), tape.watch(up(kB, shape, dtype)),
                               tape.watch(up(kALog, {heads}, of_heads)),
-                              tape.watch(up(kDtBias, {heads}, of_heads))};
+                              tape.watch(up(kDtBias, {heads}, DType::kF32))};
     const auto gates = ops::delta_gates(tape, at);
     const std::string label = " " + to_string(shape) + " " + name_of(dtype);
     const auto expect = [&](const char* what, const Tensor& got, const Refs& refs,
@@ -103,6 +103,8 @@ class DeltaGates : public OnDevice {
     expect("beta", gates.beta, want.beta, 1);
     tape.backward({{gates.decay, upload(dd, shape, DType::kF32)},
                    {gates.beta, upload(db, shape, DType::kF32)}});
+    EXPECT_EQ(tape.grad(at.a_log).dtype(), of_heads);
+    EXPECT_EQ(tape.grad(at.dt_bias).dtype(), DType::kF32);
     expect("da", tape.grad(at.a), want.grads[kA], 1);
     expect("db", tape.grad(at.b), want.grads[kB], 1);
     expect("dA_log", tape.grad(at.a_log), want.grads[kALog], count);

@@ -9,6 +9,7 @@
 #define HWY_TARGET_INCLUDE "ops/experts/experts.cpu.cpp"
 #include <hwy/foreach_target.h>
 
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -22,9 +23,10 @@ HWY_BEFORE_NAMESPACE();
 namespace mlxtape::ops::HWY_NAMESPACE {
 namespace {
 
-constexpr std::int64_t kColumns = 64;  // pairs at a time
+constexpr std::int64_t kColumns = 128;  // pairs at a time, at most
 constexpr std::int64_t kPitch = row_pitch(kColumns);
-constexpr std::int64_t kDepth = 256;     // of a product at a time: 32 KiB of its second factor
+constexpr std::int64_t kSummed = 64;     // pairs at a time where they are summed over
+constexpr std::int64_t kDepth = 256;     // of a product at a time: of 32 columns 32 KiB
 constexpr std::int64_t kStrip = 64;      // rows of weights at a time
 constexpr std::int64_t kChannels = 128;  // of y and dx in a task
 
@@ -48,6 +50,8 @@ void experts_order(const KernelCall& call) {
 // Some of an expert's pairs: places [first, first + count) of the order.
 struct Block {
   std::int64_t expert, first, count;
+  std::int64_t columns;  // of all blocks before, as far apart as pitch() says
+  std::int64_t pitch() const { return row_pitch(count); }
 };
 
 struct Pairs {
@@ -62,9 +66,13 @@ struct Pairs {
   std::int64_t token(std::int64_t place) const { return order[place] / args.chosen; }
   std::vector<Block> blocks() const {
     std::vector<Block> all;
+    std::int64_t columns = 0;
     for (std::int64_t e = 0; e < args.experts; ++e) {
-      for (std::int64_t i = begin(e); i < end(e); i += kColumns) {
-        all.push_back({e, i, std::min(kColumns, end(e) - i)});
+      const std::int64_t count = end(e) - begin(e), parts = ceil_div(count, kColumns);
+      for (std::int64_t i = 0; i < parts; ++i) {  // alike, none with a handful
+        const std::int64_t from = begin(e) + count * i / parts;
+        all.push_back({e, from, begin(e) + count * (i + 1) / parts - from, columns});
+        columns += all.back().pitch();
       }
     }
     return all;
@@ -73,13 +81,30 @@ struct Pairs {
 
 // ---- matrices ----
 
-// Rows given by row(i) become columns of out [width, kPitch], and zeros up to whole units.
+// kUnit lines become columns of out [width, pitch]: whole lines of the cache are written.
+HWY_INLINE void turn_unit(const float* lines, std::int64_t apart, std::int64_t width, float* out,
+                          std::int64_t pitch) {
+  for (std::int64_t c = 0; c < width; ++c) {
+#pragma GCC unroll 16
+    for (std::int64_t k = 0; k < kUnit; ++k) out[c * pitch + k] = lines[k * apart + c];
+  }
+}
+
+// Rows given by row(i) become the block's columns, and zeros up to whole units.
+constexpr std::int64_t kLines = kUnit * row_pitch(kDepth);
 template <class Row>
-HWY_INLINE void load_columns(std::int64_t count, std::int64_t width, const Row& row, float* line,
+HWY_INLINE void load_columns(const Block& b, std::int64_t width, const Row& row, float* lines,
                              float* out) {
-  for (std::int64_t i = 0; i < in_units(count); ++i) {
-    if (i < count) load_row(row(i), width, line);
-    for (std::int64_t c = 0; c < width; ++c) out[c * kPitch + i] = i < count ? line[c] : 0;
+  const std::int64_t apart = row_pitch(kDepth);
+  for (std::int64_t i = 0; i < b.count; i += kUnit) {
+    for (std::int64_t c = 0; c < width; c += kDepth) {
+      const std::int64_t some = std::min(kDepth, width - c);
+      for (std::int64_t k = 0; k < kUnit; ++k) {
+        float* line = lines + k * apart;
+        i + k < b.count ? load_row(row(i + k) + c, some, line) : fill_row(0, in_units(some), line);
+      }
+      turn_unit(lines, apart, some, out + c * b.pitch() + i, b.pitch());
+    }
   }
 }
 
@@ -89,6 +114,9 @@ template <class T>
 HWY_INLINE Factor weights_part(const T* w, std::int64_t row_step, std::int64_t col_step,
                                std::int64_t rows, std::int64_t depth, float* room) {
   const bool by_rows = col_step == 1;
+  if constexpr (std::is_same_v<T, float>) {
+    if (by_rows && rows % kUnit == 0) return {w, row_step, 1};  // as it lies
+  }
   const std::int64_t lines = by_rows ? rows : depth, length = by_rows ? depth : rows;
   const std::int64_t step = by_rows ? row_step : col_step, pitch = row_pitch(length);
   for (std::int64_t i = 0; i < lines; ++i) load_row(w + i * step, length, room + i * pitch);
@@ -99,15 +127,16 @@ HWY_INLINE Factor weights_part(const T* w, std::int64_t row_step, std::int64_t c
 }
 constexpr std::int64_t kPartRoom = std::max(kStrip * row_pitch(kDepth), kDepth* row_pitch(kStrip));
 
-// out [rows, n] (+)= w [rows, depth]·columns [depth, kPitch], rows ≤ kStrip.
+// out [rows, kPitch] (+)= w [rows, depth]·columns [depth, the block's pitch], rows ≤ kStrip.
 template <class T>
 HWY_INLINE void weights_product(bool add, const T* w, std::int64_t row_step, std::int64_t col_step,
                                 std::int64_t rows, std::int64_t depth, const float* columns,
-                                std::int64_t n, float* room, float* out) {
+                                const Block& b, float* room, float* out) {
   for (std::int64_t l = 0; l < depth; l += kDepth) {
     const std::int64_t some = std::min(kDepth, depth - l);
     const Factor part = weights_part(w + l * col_step, row_step, col_step, rows, some, room);
-    product(add || l > 0, part, columns + l * kPitch, kPitch, out, kPitch, in_units(rows), n, some);
+    product(add || l > 0, part, columns + l * b.pitch(), b.pitch(), out, kPitch, in_units(rows),
+            in_units(b.count), some);
   }
 }
 
@@ -136,21 +165,21 @@ void experts_hidden_fwd(const KernelCall& call) {
   const std::vector<Block> blocks = pairs.blocks();
   parallel_for(static_cast<std::int64_t>(blocks.size()), [&](std::int64_t task) {
     const Block& b = blocks[static_cast<std::size_t>(task)];
-    Pieces pieces{cpu::thread_scratch(args.width * kPitch + in_units(args.width) + kPartRoom +
-                                      kStrip * kPitch + 64)};
-    float* line = pieces.take(args.width);
+    Pieces pieces{
+        cpu::thread_scratch(args.width * kPitch + kLines + kPartRoom + kStrip * kPitch + 64)};
+    float* lines = pieces.take(kLines);
     float* columns = pieces.take(args.width * kPitch);
     float* room = pieces.take(kPartRoom);
     float* out = pieces.take(kStrip * kPitch);
     load_columns(
-        b.count, args.width,
-        [&](std::int64_t i) { return x + pairs.token(b.first + i) * args.width; }, line, columns);
+        b, args.width, [&](std::int64_t i) { return x + pairs.token(b.first + i) * args.width; },
+        lines, columns);
     for (int which = 0; which < 2; ++which) {
       const T* w = (which == 0 ? gate : up) + b.expert * args.inner * args.width;
       for (std::int64_t r = 0; r < args.inner; r += kStrip) {
         const std::int64_t rows = std::min(kStrip, args.inner - r);
-        weights_product(false, w + r * args.width, args.width, 1, rows, args.width, columns,
-                        in_units(b.count), room, out);
+        weights_product(false, w + r * args.width, args.width, 1, rows, args.width, columns, b,
+                        room, out);
         for (std::int64_t i = 0; i < b.count; ++i) {
           T* to = hidden + ((b.first + i) * 2 + which) * args.inner + r;
           for (std::int64_t c = 0; c < rows; ++c) to[c] = static_cast<T>(out[c * kPitch + i]);
@@ -160,29 +189,32 @@ void experts_hidden_fwd(const KernelCall& call) {
   });
 }
 
-// Columns of every pair for sums over experts: for block b [height, kPitch], made by make(b, i, line) for pair i.
+// Columns of every block for sums over experts, made by make(place, line, room): line and room are [height].
 template <class Make>
 void all_columns(const std::vector<Block>& blocks, std::int64_t height, const Make& make,
                  float* columns) {
+  const std::int64_t apart = row_pitch(height);
   parallel_for(static_cast<std::int64_t>(blocks.size()), [&](std::int64_t task) {
     const Block& b = blocks[static_cast<std::size_t>(task)];
-    float* line =
-        cpu::thread_scratch(3 * in_units(height));  // as loaded, as made, and room to make it
-    load_columns(
-        b.count, height,
-        [&](std::int64_t i) {
-          make(b.first + i, line + in_units(height));
-          return line + in_units(height);
-        },
-        line, columns + task * height * kPitch);
+    float* lines = cpu::thread_scratch((kUnit + 1) * apart);
+    for (std::int64_t i = 0; i < b.count; i += kUnit) {
+      for (std::int64_t k = 0; k < kUnit; ++k) {
+        float* line = lines + k * apart;
+        i + k < b.count ? make(b.first + i + k, line, lines + kUnit * apart)
+                        : fill_row(0, in_units(height), line);
+      }
+      turn_unit(lines, apart, height, columns + b.columns * height + i, b.pitch());
+    }
   });
 }
-std::int64_t most_blocks(const ExpertsArgs& args) {
-  return args.tokens * args.chosen / kColumns + std::min(args.experts, args.tokens * args.chosen);
+// A block has less than two units of columns more than pairs, and an expert one block that may not be full.
+std::int64_t most_columns(const ExpertsArgs& args) {
+  const std::int64_t pairs = args.tokens * args.chosen;
+  return pairs + 2 * kUnit * (std::min(args.experts, pairs) + pairs / kColumns);
 }
 
-// out_t = Σ over a token's pairs of factor(place)·(weights of its expert · its column). part(expert, row, rows, n,
-// columns, room, sums) makes the product for some rows, which are channels of out.
+// out_t = Σ over a token's pairs of factor(place)·(weights of its expert · its column). part(block, row, rows, columns,
+// room, sums) makes the product for some rows, which are channels of out.
 template <class T, class Part, class Weight>
 void add_up(const Pairs& pairs, const std::vector<Block>& blocks, std::int64_t height,
             const float* columns, const Part& part, const Weight& weight, T* out) {
@@ -194,12 +226,10 @@ void add_up(const Pairs& pairs, const std::vector<Block>& blocks, std::int64_t h
     float* room = pieces.take(kPartRoom);
     float* made = pieces.take(kStrip * kPitch);
     std::fill(sums, sums + args.tokens * kChannels, 0.0F);
-    for (std::size_t b = 0; b < blocks.size(); ++b) {
-      const Block& block = blocks[b];
+    for (const Block& block : blocks) {
       for (std::int64_t r = 0; r < width; r += kStrip) {
         const std::int64_t rows = std::min(kStrip, width - r);
-        part(block.expert, from + r, rows, in_units(block.count),
-             columns + static_cast<std::int64_t>(b) * height * kPitch, room, made);
+        part(block, from + r, rows, columns + block.columns * height, room, made);
         for (std::int64_t i = 0; i < block.count; ++i) {
           const float factor = weight(block.first + i);
           float* to = sums + pairs.token(block.first + i) * kChannels + r;
@@ -224,17 +254,16 @@ void experts_out_fwd(const KernelCall& call) {
   const std::int64_t inner = args.inner;
   all_columns(
       blocks, inner,
-      [&](std::int64_t place, float* line) {
-        float* g = line + in_units(inner);
+      [&](std::int64_t place, float* line, float* g) {
         activate(hidden + place * 2 * inner, inner, 0, inner, g, line);
       },
       columns);
   add_up(
       pairs, blocks, inner, columns,
-      [&](std::int64_t expert, std::int64_t row, std::int64_t rows, std::int64_t n, const float* a,
-          float* room, float* out) {
-        weights_product(false, down + (expert * args.width + row) * inner, inner, 1, rows, inner, a,
-                        n, room, out);
+      [&](const Block& b, std::int64_t row, std::int64_t rows, const float* a, float* room,
+          float* out) {
+        weights_product(false, down + (b.expert * args.width + row) * inner, inner, 1, rows, inner,
+                        a, b, room, out);
       },
       [&](std::int64_t place) { return static_cast<float>(scores[pairs.order[place]]); },
       call.output<T>(0));
@@ -242,7 +271,7 @@ void experts_out_fwd(const KernelCall& call) {
 
 std::size_t out_room(const void* opaque) {
   const auto& args = *static_cast<const ExpertsArgs*>(opaque);
-  return static_cast<std::size_t>(most_blocks(args) * args.inner * kPitch) * sizeof(float);
+  return static_cast<std::size_t>(most_columns(args) * args.inner) * sizeof(float);
 }
 
 // ---- backward ----
@@ -262,20 +291,20 @@ void experts_hidden_bwd(const KernelCall& call) {
   }
   parallel_for(static_cast<std::int64_t>(blocks.size()), [&](std::int64_t task) {
     const Block& b = blocks[static_cast<std::size_t>(task)];
-    Pieces pieces{cpu::thread_scratch((args.width + in_units(inner)) * kPitch +
-                                      in_units(args.width) + kPartRoom + 5 * wide + 128)};
-    float* line = pieces.take(args.width);
+    Pieces pieces{cpu::thread_scratch((args.width + in_units(inner)) * kPitch + kLines + kPartRoom +
+                                      5 * wide + 128)};
+    float* lines = pieces.take(kLines);
     float* columns = pieces.take(args.width * kPitch);
     float* room = pieces.take(kPartRoom);
     float* back = pieces.take(in_units(inner) * kPitch);  // downᵀ·dy
     float* g = pieces.take(5 * wide);
     load_columns(
-        b.count, args.width,
-        [&](std::int64_t i) { return dy + pairs.token(b.first + i) * args.width; }, line, columns);
+        b, args.width, [&](std::int64_t i) { return dy + pairs.token(b.first + i) * args.width; },
+        lines, columns);
     const T* w = down + b.expert * args.width * inner;
     for (std::int64_t r = 0; r < inner; r += kStrip) {
-      weights_product(false, w + r, 1, inner, std::min(kStrip, inner - r), args.width, columns,
-                      in_units(b.count), room, back + r * kPitch);
+      weights_product(false, w + r, 1, inner, std::min(kStrip, inner - r), args.width, columns, b,
+                      room, back + r * kPitch);
     }
     const DF d;
     float *u = g + wide, *from = u + wide, *dg = from + wide, *du = dg + wide;
@@ -315,17 +344,17 @@ void experts_x_bwd(const KernelCall& call) {
   const std::int64_t inner = args.inner;
   all_columns(
       blocks, 2 * inner,
-      [&](std::int64_t place, float* line) {
+      [&](std::int64_t place, float* line, float*) {
         load_row(d_hidden + place * 2 * inner, 2 * inner, line);
       },
       columns);
   add_up(
       pairs, blocks, 2 * inner, columns,
-      [&](std::int64_t expert, std::int64_t row, std::int64_t rows, std::int64_t n, const float* d,
-          float* room, float* out) {
-        const std::int64_t at = expert * inner * args.width + row;
-        weights_product(false, gate + at, 1, args.width, rows, inner, d, n, room, out);
-        weights_product(true, up + at, 1, args.width, rows, inner, d + inner * kPitch, n, room,
+      [&](const Block& b, std::int64_t row, std::int64_t rows, const float* d, float* room,
+          float* out) {
+        const std::int64_t at = b.expert * inner * args.width + row;
+        weights_product(false, gate + at, 1, args.width, rows, inner, d, b, room, out);
+        weights_product(true, up + at, 1, args.width, rows, inner, d + inner * b.pitch(), b, room,
                         out);
       },
       [](std::int64_t) { return 1.0F; }, call.output<T>(0));
@@ -344,45 +373,45 @@ void experts_weights_bwd(const KernelCall& call) {
   const std::int64_t inner = args.inner, width = args.width;
   const std::int64_t strips = ceil_div(inner, kStrip);
   const std::int64_t wide = row_pitch(width), part = row_pitch(kStrip);
-  // A strip of the inner channels of an expert: rows of dgate and dup, columns of ddown, which come out turned.
+  // A strip of the inner channels of an expert: rows of dgate and dup, columns of ddown.
   parallel_for(args.experts * strips, [&](std::int64_t task) {
     const std::int64_t e = task / strips, from = task % strips * kStrip;
     const std::int64_t rows = std::min(kStrip, inner - from), m = in_units(rows);
-    Pieces pieces{cpu::thread_scratch((3 * kStrip + kColumns) * wide + 4 * kColumns * part + 256)};
-    float* sums[3];
-    for (float*& s : sums) {
-      s = pieces.take(kStrip * wide);
-      std::fill(s, s + m * wide, 0.0F);
-    }
-    float* right = pieces.take(kColumns * wide);
+    Pieces pieces{cpu::thread_scratch((2 * kStrip + kSummed) * wide + in_units(width) * part +
+                                      3 * kSummed * part + 256)};
+    float *gates = pieces.take(kStrip * wide), *ups = pieces.take(kStrip * wide);
+    float* downs = pieces.take(in_units(width) * part);
+    std::fill(gates, gates + m * wide, 0.0F);
+    std::fill(ups, ups + m * wide, 0.0F);
+    std::fill(downs, downs + in_units(width) * part, 0.0F);
+    float* rows_of = pieces.take(kSummed * wide);  // x, then dy
     float* left[3];
-    for (float*& l : left) l = pieces.take(kColumns * part);
+    for (float*& l : left) l = pieces.take(kSummed * part);
     float* line = pieces.take(kStrip);
-    for (std::int64_t first = pairs.begin(e); first < pairs.end(e); first += kColumns) {
-      const std::int64_t count = std::min(kColumns, pairs.end(e) - first);
+    for (std::int64_t first = pairs.begin(e); first < pairs.end(e); first += kSummed) {
+      const std::int64_t count = std::min(kSummed, pairs.end(e) - first);
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t place = first + i;
         load_row(d_hidden + place * 2 * inner + from, rows, left[0] + i * part);
         load_row(d_hidden + place * 2 * inner + inner + from, rows, left[1] + i * part);
         activate(hidden + place * 2 * inner, inner, from, rows, line, left[2] + i * part);
         scale_row(static_cast<float>(scores[pairs.order[place]]), m, left[2] + i * part);
-        load_row(x + pairs.token(place) * width, width, right + i * wide);
+        load_row(x + pairs.token(place) * width, width, rows_of + i * wide);
       }
-      for (int w = 0; w < 2; ++w) {
-        product(true, {left[w], 1, part}, right, wide, sums[w], wide, m, in_units(width), count);
-      }
+      const std::int64_t n = in_units(width);
+      product(true, {left[0], 1, part}, rows_of, wide, gates, wide, m, n, count);
+      product(true, {left[1], 1, part}, rows_of, wide, ups, wide, m, n, count);
       for (std::int64_t i = 0; i < count; ++i) {
-        load_row(dy + pairs.token(first + i) * width, width, right + i * wide);
+        load_row(dy + pairs.token(first + i) * width, width, rows_of + i * wide);
       }
-      product(true, {left[2], 1, part}, right, wide, sums[2], wide, m, in_units(width), count);
+      product(true, {rows_of, 1, wide}, left[2], part, downs, part, n, m, count);
     }
     for (std::int64_t r = 0; r < rows; ++r) {
-      store_row(sums[0] + r * wide, width, dgate + (e * inner + from + r) * width);
-      store_row(sums[1] + r * wide, width, dup + (e * inner + from + r) * width);
+      store_row(gates + r * wide, width, dgate + (e * inner + from + r) * width);
+      store_row(ups + r * wide, width, dup + (e * inner + from + r) * width);
     }
     for (std::int64_t c = 0; c < width; ++c) {
-      T* to = ddown + (e * width + c) * inner + from;
-      for (std::int64_t r = 0; r < rows; ++r) to[r] = static_cast<T>(sums[2][r * wide + c]);
+      store_row(downs + c * part, rows, ddown + (e * width + c) * inner + from);
     }
   });
 }
