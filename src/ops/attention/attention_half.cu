@@ -432,10 +432,23 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
+// Whether the copy engine finds rows of such a tensor: from each to the next forward, by less than 2^40 bytes.
+bool goes_forward(const std::int64_t (&strides)[3], std::int64_t batch, std::int64_t tokens,
+                  std::int64_t heads) {
+  const auto fits = [](std::int64_t count, std::int64_t stride) {
+    return count == 1 || (stride > 0 && stride < (std::int64_t{1} << 39));
+  };
+  return fits(batch, strides[0]) && fits(tokens, strides[1]) && fits(heads, strides[2]);
+}
 // Whether attention_hopper.h is for these.
 bool hopper_takes(const AttentionArgs& args) {
   return std::max(args.dim, args.value_dim) > 128 && args.mask_kind == AttentionMask::kNone &&
-         cuda::on_hopper();
+         std::min({args.batch, args.queries, args.keys, args.heads, args.dim, args.value_dim}) >
+             0 &&
+         args.queries < INT32_MAX / 2 &&
+         goes_forward(args.q, args.batch, args.queries, args.heads) &&
+         goes_forward(args.k, args.batch, args.keys, args.key_heads) &&
+         goes_forward(args.v, args.batch, args.keys, args.key_heads) && cuda::on_hopper();
 }
 
 // The parts of a row, in order; a thread has two channels.

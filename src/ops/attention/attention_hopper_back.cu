@@ -8,17 +8,30 @@ namespace mlxtape::ops::hopper {
 
 namespace {
 
+// dy lies without gaps, [B, T, H, Dv].
+template <class T>
+struct Gradient {
+  const T* at;
+  std::int64_t stride[3];
+};
+
 // ---- dq: a block has 128 queries of a head, a group 64, and goes over the keys ----
 
 // Values before keys, which are needed longer.
 struct QueriesRoom {
-  Tiles<3> tiles;
-  alignas(1024) unsigned char q[2][kTileBytes], dy[2][kTileBytes];
+  alignas(1024) unsigned char tile[3][kTileBytes<kTile>];
+  unsigned char q[2][kTileBytes<kTile>], dy[2][kTileBytes<kTile>];
+  Signals<3> ring;
+  std::uint64_t kept;  // full when q and dy are there
 };
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
-    queries_back(AttentionArgs args, AttentionInputs<T> in, const T* dy, const float* lse,
+    queries_back(AttentionArgs args, AttentionInputs<T> in,
+                 const __grid_constant__ CUtensorMap map_q,
+                 const __grid_constant__ CUtensorMap map_k,
+                 const __grid_constant__ CUtensorMap map_v,
+                 const __grid_constant__ CUtensorMap map_dy, Gradient<T> dy, const float* lse,
                  const float* row_dots, T* dq) {
   cuda::wait_turn();
   auto& r = room_of<QueriesRoom>();
@@ -27,41 +40,46 @@ __global__ void __launch_bounds__(kThreads, 1)
   Sequence s{};
   const std::int64_t first = find<kQueries>(args, in, from_the_end(heads), false, s);
   if (first < 0) return;
-  r.tiles.prepare();
+  if (threadIdx.x == 0) {
+    r.ring.init();
+    cuda::barrier_init(&r.kept, cuda::kWarp);
+    cuda::barrier_init_done();
+  }
+  __syncthreads();
   const int here = static_cast<int>(min(std::int64_t{kQueries}, s.queries - first));
-  const int from = static_cast<int>(first_key(args, s, first)) / kTile * kTile;
-  const int to = static_cast<int>(last_key(args, s, first + here - 1));
+  const auto from = static_cast<int>(first_key(args, s, first));
+  const auto to = static_cast<int>(last_key(args, s, first + here - 1));
   const int steps = (to - from + kTile - 1) / kTile;  // may be 0
-  const auto dim = static_cast<int>(args.dim);
+  // The step, the last if any, whose tiles would hold another sequence's rows.
+  const int cut = args.sequences != 0 && from + steps * kTile > s.keys ? steps - 1 : -1;
   const std::int64_t head_row = (s.batch * args.queries + s.query + first) * args.heads + h;
-  Tiles<3>::At at;
+  Signals<3>::At at;
   if (threadIdx.x >= 2 * cuda::kGroup) {
     cuda::give_registers<kLoaderRegisters>();
-    if (steps <= 0) return;
+    if (steps <= 0 || !is_loader()) return;
+    cuda::see_memory();
     const unsigned kh = h / static_cast<unsigned>(args.heads / args.key_heads);
-    const auto value_dim = static_cast<int>(args.value_dim), keys = static_cast<int>(s.keys);
-    const T* q = in.q + s.batch * args.q[0] + (s.query + first) * args.q[1] + h * args.q[2];
-    const T* k = in.k + s.batch * args.k[0] + (s.key + from) * args.k[1] + kh * args.k[2];
-    const T* v = in.v + s.batch * args.v[0] + (s.key + from) * args.v[1] + kh * args.v[2];
     for (int half = 0; half < 2; ++half) {
-      bring_rows(cuda::shared_address(r.q[half]), q + half * kTile * args.q[1], args.q[1],
-                 here - half * kTile, dim);
-      const std::int64_t stride = args.heads * value_dim;
-      bring_rows(cuda::shared_address(r.dy[half]),
-                 dy + head_row * value_dim + half * kTile * stride, stride, here - half * kTile,
-                 value_dim);
+      const auto keep = [&](unsigned char* where, const Rows<T>& rows) {
+        bring_rows<kTile>(cuda::shared_address(where), rows, s.batch,
+                          s.query + first + half * kTile, h, kTile, false, &r.kept);
+      };
+      keep(r.dy[half], {map_dy, dy.at, dy.stride, args.value_dim});
+      keep(r.q[half], {map_q, in.q, args.q, args.dim});
     }
-    cuda::arrive_with_chunks(&r.tiles.kept);
+    arrive_with_rows(&r.kept, false);
     for (int step = 0; step < steps; ++step) {
-      const int left = keys - from - step * kTile;
-      for (const bool values : {true, false}) {
-        r.tiles.wait_empty(at);
-        const std::int64_t stride = values ? args.v[1] : args.k[1];
-        bring_rows(r.tiles.address(at), (values ? v : k) + step * kTile * stride, stride, left,
-                   values ? value_dim : dim);
-        cuda::arrive_with_chunks(&r.tiles.full[at.slot]);
+      const int key = from + step * kTile;
+      const auto bring = [&](const Rows<T>& rows) {
+        r.ring.wait_empty(at);
+        std::uint64_t* full = &r.ring.full[at.slot];
+        bring_rows<kTile>(cuda::shared_address(r.tile[at.slot]), rows, s.batch, s.key + key, kh,
+                          static_cast<int>(s.keys) - key, step == cut, full);
+        arrive_with_rows(full, step == cut);
         at.next();
-      }
+      };
+      bring({map_v, in.v, args.v, args.value_dim});
+      bring({map_k, in.k, args.k, args.dim});
     }
     return;
   }
@@ -94,23 +112,31 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
   };
+  const auto tile_at = [&](const Signals<3>::At& slot) {
+    return cuda::factor_at(cuda::shared_address(r.tile[slot.slot]));
+  };
   if (steps > 0) {
-    r.tiles.wait_kept();
+    cuda::barrier_wait(&r.kept, 0);
     const std::uint64_t q_at = cuda::factor_at(cuda::shared_address(r.q[maker_group()]));
     const std::uint64_t dy_at = cuda::factor_at(cuda::shared_address(r.dy[maker_group()]));
     // The other group's products fill the time of this one's weights: registers for more under way are not there.
     for (int step = 0; step < steps; ++step) {
       const auto values_at = at;
       at.next();
-      const std::uint64_t v_at = r.tiles.wait_full(values_at), k_at = r.tiles.wait_full(at);
+      r.ring.wait_full(values_at, step == cut);
       cuda::products_begin();
-      begin_scores<T>(d, dy_at, v_at);
+      begin_scores<T>(d, dy_at, tile_at(values_at));
+      cuda::products_commit();
+      r.ring.wait_full(at, step == cut);
+      const std::uint64_t k_at = tile_at(at);
+      cuda::products_begin();
       begin_scores<T>(p, q_at, k_at);
       cuda::products_commit();
+      cuda::products_wait<1>();
+      r.ring.release(values_at);
       cuda::products_wait<0>();
       p.settle();
       d.settle();
-      r.tiles.release(values_at);
       weigh(from + step * kTile);
       unsigned weights[kTile / 16][4];
       as_factor<T>(weights, d.v);
@@ -119,7 +145,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       cuda::products_commit();
       cuda::products_wait<0>();
       sums.settle();
-      r.tiles.release(at);
+      r.ring.release(at);
       at.next();
     }
   }
@@ -128,10 +154,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int i = 0; i < 2; ++i) {
     const int place = warp_row + lane / 4 + 8 * i;
     if (place >= here) continue;
-    T* out = dq + (head_row + place * args.heads) * dim + two;
+    T* out = dq + (head_row + place * args.heads) * args.dim + two;
 #pragma unroll
     for (int n = 0; n < kWidth / 8; ++n) {
-      if (n * 8 < dim) {
+      if (n * 8 < args.dim) {
         *reinterpret_cast<unsigned*>(out + n * 8) = cuda::two_of<T>(
             sums.v[n * 4 + i * 2] * args.scale, sums.v[n * 4 + i * 2 + 1] * args.scale);
       }
@@ -140,22 +166,47 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 // ---- dk and dv: a block has 64 keys, and goes over the heads that share them and their queries ----
+//
+// The first group makes the weights p and sums dv, the second makes their gradients d of the first one's weights and
+// sums dk. Behind its sums a group has the products for the next step under way, and works on these while the other's
+// are: both tensor core time and shared memory are in use throughout.
 
-// A group makes the weights of all keys and half of 64 queries, then sums for half of the channels: each needs the
-// other's weights, which go through shared memory.
+// The first 64 channels of keys and values stay in registers: a step reads less from shared memory, and there is room for
+// three tiles of queries, which are needed from a step's first product to its last.
+constexpr int kHeld = 64 / 16;
+constexpr unsigned kKeptBytes = kTileBytes<kTile> - kBlockBytes<kTile>;
+
 struct KeysRoom {
-  Tiles<4> tiles;
-  alignas(1024) unsigned char k[kTileBytes], v[kTileBytes];
-  unsigned char p[kBlockBytes], d[kBlockBytes];  // [keys][queries], rows as in a tile
-  float shift[2][kTile], dot[2][kTile];
-  Span span[2][kTile];
+  alignas(1024) unsigned char q[3][kTileBytes<kTile>];
+  unsigned char dy[2][kTileBytes<kTile>], k[kKeptBytes], v[kKeptBytes];
+  // Weights, from a thread to the same thread of the other group; before the first weights what is to be held of k, v.
+  union {
+    float4 told[kTile / 8][cuda::kGroup];
+    unsigned char held[2][kBlockBytes<kTile>];
+  };
+  float shift[3][kTile], dot[2][kTile];
+  Signals<3> q_ring;
+  Signals<2> dy_ring;
+  std::uint64_t kept;  // full when k and v are there
 };
+static_assert(kRoomBytes<KeysRoom> <= cuda::kSharedBytes);
 
-__device__ __forceinline__ void makers_meet() { asm volatile("bar.sync 3, 256;" ::: "memory"); }
+// Barriers between the groups: there are weights to read, and room for the next.
+constexpr int kTold = 1, kHeard = 2;
+template <int kBarrier>
+__device__ __forceinline__ void signal_other() {
+  asm volatile("bar.arrive %0, 256;" ::"n"(kBarrier) : "memory");
+}
+template <int kBarrier>
+__device__ __forceinline__ void wait_other() {
+  asm volatile("bar.sync %0, 256;" ::"n"(kBarrier) : "memory");
+}
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
-    keys_back(AttentionArgs args, AttentionInputs<T> in, const T* dy, const float* lse,
+    keys_back(AttentionArgs args, AttentionInputs<T> in, const __grid_constant__ CUtensorMap map_q,
+              const __grid_constant__ CUtensorMap map_k, const __grid_constant__ CUtensorMap map_v,
+              const __grid_constant__ CUtensorMap map_dy, Gradient<T> dy, const float* lse,
               const float* row_dots, KeyGradients<T> to) {
   cuda::wait_turn();
   auto& r = room_of<KeysRoom>();
@@ -164,11 +215,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   Sequence s{};
   const std::int64_t first = find<kTile>(args, in, blockIdx.x / parts / heads, true, s);
   if (first < 0) return;
-  r.tiles.prepare();
+  if (threadIdx.x == 0) {
+    // A group's threads read a number of each row, and the other's products read the tile.
+    r.q_ring.init(cuda::kGroup + kMakerWarps / 2);
+    r.dy_ring.init(cuda::kGroup + kMakerWarps / 2);
+    cuda::barrier_init(&r.kept, cuda::kWarp);
+    cuda::barrier_init_done();
+  }
+  __syncthreads();
   const int here = static_cast<int>(min(std::int64_t{kTile}, s.keys - first));
   const auto group = static_cast<int>(args.heads / args.key_heads) / to.count;
-  const std::int64_t first_head = std::int64_t{kh} * to.count * group + part * group;
-  const auto dim = static_cast<int>(args.dim), value_dim = static_cast<int>(args.value_dim);
+  const unsigned first_head = (kh * parts + part) * static_cast<unsigned>(group);
   // The queries for which one of these keys counts.
   const std::int64_t ahead = s.keys - s.queries;
   std::int64_t begin = 0, end = s.queries;
@@ -176,145 +233,235 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (args.window != 0) end = min(max(first + here + args.window - 1 - ahead, begin), s.queries);
   const auto steps = static_cast<int>((end - begin + kTile - 1) / kTile);
   const int all = steps * group;
-  Tiles<4>::At at;
+  const auto head_of = [&](int step) {
+    return first_head + static_cast<unsigned>(step / steps);
+  };
+  const auto query_of = [&](int step) {
+    return begin + step % steps * kTile;
+  };
+  Signals<3>::At q_at;
+  Signals<2>::At dy_at;
   if (threadIdx.x >= 2 * cuda::kGroup) {
     cuda::give_registers<kLoaderRegisters>();
-    if (all <= 0) return;
-    bring_rows(cuda::shared_address(r.k),
-               in.k + s.batch * args.k[0] + (s.key + first) * args.k[1] + kh * args.k[2], args.k[1],
-               here, dim);
-    bring_rows(cuda::shared_address(r.v),
-               in.v + s.batch * args.v[0] + (s.key + first) * args.v[1] + kh * args.v[2], args.v[1],
-               here, value_dim);
-    cuda::arrive_with_chunks(&r.tiles.kept);
+    if (all <= 0 || !is_loader()) return;
+    cuda::see_memory();
+    const auto lane = static_cast<int>(threadIdx.x % cuda::kWarp);
+    if (lane == 0) {
+      cuda::barrier_expect(&r.kept, 2 * kTileBytes<kTile>);
+      const auto keep = [&](const CUtensorMap& map, unsigned char* held, unsigned char* rest) {
+        for (int c = 0; c < kWidth / 64; ++c) {
+          unsigned char* where = c == 0 ? held : rest + (c - 1) * kBlockBytes<kTile>;
+          cuda::bring_tile(cuda::shared_address(where), map, c * 64,
+                           static_cast<int>(s.key + first), static_cast<int>(kh),
+                           static_cast<int>(s.batch), &r.kept);
+        }
+      };
+      keep(map_k, r.held[0], r.k);
+      keep(map_v, r.held[1], r.v);
+    }
+    arrive_with_rows(&r.kept, false);
+    // Of each query its lse and D, a step ahead.
+    float shift[2], dot[2];
+    const auto look = [&](int step) {
+      const std::int64_t t = query_of(step);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const std::int64_t row = t + lane + i * cuda::kWarp;
+        const bool there = row < s.queries;
+        const std::int64_t place =
+            (s.batch * args.queries + s.query + row) * args.heads + head_of(step);
+        shift[i] = there ? lse[place] : 0;
+        dot[i] = there ? row_dots[place] : 0;
+      }
+    };
+    look(0);
+#pragma unroll 1
     for (int step = 0; step < all; ++step) {
-      const std::int64_t h = first_head + step / steps;
-      const std::int64_t t0 = s.query + begin + std::int64_t{step % steps} * kTile;
-      const auto left = static_cast<int>(min(s.query + s.queries - t0, std::int64_t{kTile}));
-      r.tiles.wait_empty(at);
-      bring_rows(r.tiles.address(at), in.q + s.batch * args.q[0] + t0 * args.q[1] + h * args.q[2],
-                 args.q[1], left, dim);
-      cuda::arrive_with_chunks(&r.tiles.full[at.slot]);
-      at.next();
-      r.tiles.wait_empty(at);
-      bring_rows(r.tiles.address(at),
-                 dy + ((s.batch * args.queries + t0) * args.heads + h) * value_dim,
-                 args.heads * value_dim, left, value_dim);
-      cuda::arrive_with_chunks(&r.tiles.full[at.slot]);
-      at.next();
+      const std::int64_t t = query_of(step);
+      const auto left = static_cast<int>(min(s.queries - t, std::int64_t{kTile}));
+      const bool cut = args.sequences != 0 && left < kTile;
+      const auto bring = [&](unsigned char* where, const Rows<T>& rows, std::uint64_t* full) {
+        bring_rows<kTile>(cuda::shared_address(where), rows, s.batch, s.query + t, head_of(step),
+                          left, cut, full);
+      };
+      r.q_ring.wait_empty(q_at);
+      bring(r.q[q_at.slot], {map_q, in.q, args.q, args.dim}, &r.q_ring.full[q_at.slot]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        r.shift[q_at.slot][lane + i * cuda::kWarp] = shift[i] == -INFINITY ? 0 : shift[i] * kLog2E;
+      }
+      arrive_with_rows(&r.q_ring.full[q_at.slot], cut);
+      q_at.next();
+      r.dy_ring.wait_empty(dy_at);
+      bring(r.dy[dy_at.slot], {map_dy, dy.at, dy.stride, args.value_dim},
+            &r.dy_ring.full[dy_at.slot]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) r.dot[dy_at.slot][lane + i * cuda::kWarp] = dot[i];
+      arrive_with_rows(&r.dy_ring.full[dy_at.slot], cut);
+      dy_at.next();
+      if (step + 1 < all) look(step + 1);
     }
     return;
   }
   cuda::take_registers<kMakerRegisters>();
   const int lane = threadIdx.x % cuda::kWarp, warp = threadIdx.x / cuda::kWarp % 4;
-  const int half = maker_group();
-  cuda::GroupTile<kWidth / 2> sum_k, sum_v;
-  sum_k.clear();
-  sum_v.clear();
-  // Of each query its lse, D and keys; a step ahead.
-  const auto look = [&](int step) {
-    if (threadIdx.x >= kTile) return;
-    const std::int64_t t = begin + std::int64_t{step % steps} * kTile + threadIdx.x;
-    const bool there = t < s.queries;
-    const std::int64_t place = (s.batch * args.queries + s.query + (there ? t : 0)) * args.heads +
-                               first_head + step / steps;
-    const int i = threadIdx.x, stage = step % 2;
-    r.shift[stage][i] = there && lse[place] != -INFINITY ? lse[place] * kLog2E : 0;
-    r.dot[stage][i] = there ? row_dots[place] : 0;
-    r.span[stage][i] = there ? span_of(args, s, t) : Span{0, 0};
-  };
-  if (all > 0) {
-    look(0);
-    r.tiles.wait_kept();
-    const std::uint64_t k_at = cuda::factor_at(cuda::shared_address(r.k));
-    const std::uint64_t v_at = cuda::factor_at(cuda::shared_address(r.v));
-    const std::uint64_t p_at = cuda::factor_at(cuda::shared_address(r.p));
-    const std::uint64_t d_at = cuda::factor_at(cuda::shared_address(r.d));
-    const unsigned slab = static_cast<unsigned>(warp) * 16 * cuda::kTileRow;
-    const std::uint64_t half_queries =
-        static_cast<unsigned>(half) * (kTile / 2 * cuda::kTileRow >> 4);
-    const std::uint64_t half_channels = static_cast<unsigned>(half) * (2 * kBlockBytes >> 4);
-    for (int step = 0; step < all; ++step) {
-      const auto queries_at = at;
-      at.next();
-      const auto grads_at = at;
-      at.next();
-      const std::uint64_t q_at = r.tiles.wait_full(queries_at);
-      const std::uint64_t dy_at = r.tiles.wait_full(grads_at);
-      cuda::GroupTile<kTile / 2> p, d;
-      cuda::products_begin();
-      begin_scores<T>(p, k_at, q_at + half_queries);
-      begin_scores<T>(d, v_at, dy_at + half_queries);
-      cuda::products_commit();
-      cuda::products_wait<0>();
-      p.settle();
-      d.settle();
-      // Both groups' sums of the step before are done, so that the weights may be written, and look's numbers are there.
-      makers_meet();
-      if (step + 1 < all) look(step + 1);
-      const int stage = step % 2;
+  const int two = lane % 4 * 2;
+  const bool may_be_cut = args.sequences != 0;
+  const std::int64_t out = (s.batch * args.keys + s.key + first) * args.key_heads + kh;
+  cuda::GroupSums sums;
+  sums.clear();
+  cuda::GroupTile<kTile> tile;
+  unsigned held[kHeld][4], weights[kTile / 16][4];
+  const auto hold = [&](const unsigned char* from) {
+    cuda::barrier_wait(&r.kept, 0);
 #pragma unroll
-      for (int n = 0; n < kTile / 16; ++n) {
+    for (int l = 0; l < kHeld; ++l) {
+      cuda::load_matrices(
+          cuda::shared_address(from) + static_cast<unsigned>(warp) * 16 * cuda::kTileRow, l,
+          held[l]);
+    }
+  };
+  // tile = (k or v) · bᵀ
+  const auto begin_tile = [&](std::uint64_t kept, const unsigned char* rows) {
+    const std::uint64_t b = cuda::factor_at(cuda::shared_address(rows));
+    cuda::products_begin();
+#pragma unroll
+    for (int l = 0; l < kWidth / 16; ++l) {
+      constexpr std::uint64_t kNextBlock = kBlockBytes<kTile> >> 4;
+      const std::uint64_t next = l % 4 * cuda::kNextDepth<false>;
+      if (l < kHeld) {
+        cuda::group_product<T, false>(tile, held[l], b + next, l);
+      } else {
+        cuda::group_product<T, false, false>(tile, kept + (l / 4 - 1) * kNextBlock + next,
+                                             b + l / 4 * kNextBlock + next, l);
+      }
+    }
+    cuda::products_commit();
+  };
+  const auto begin_add = [&](const unsigned char* rows) {
+    as_factor<T>(weights, tile.v);
+    cuda::products_begin();
+    begin_sums<T>(sums, weights, cuda::factor_at(cuda::shared_address(rows)));
+    cuda::products_commit();
+  };
+  if (all > 0 && maker_group() == 0) {
+    // All keys count for all queries of a tile that begins in [whole_from, whole_to].
+    const auto whole_from = static_cast<int>(args.causal == 0 ? 0 : first + kTile - 1 - ahead);
+    std::int64_t last_whole = here < kTile ? -1 : s.queries - kTile;
+    if (args.window != 0) last_whole = min(last_whole, first + args.window - kTile - ahead);
+    const auto whole_to = static_cast<int>(max(last_whole, std::int64_t{-1}));
+    const auto weigh = [&](int step) {
+      const auto t = static_cast<int>(query_of(step));
+      const float* shift = r.shift[q_at.slot] + two;
+#pragma unroll
+      for (int n = 0; n < kTile / 8; ++n) {
+        const float2 both = *reinterpret_cast<const float2*>(shift + n * 8);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int c = half * (kTile / 2) + n * 8 + lane % 4 * 2 + i % 2;
-          const int j = static_cast<int>(first) + warp * 16 + lane / 4 + i / 2 * 8;
-          const Span span = r.span[stage][c];
-          float weight = 0;
-          if (j >= span.first && j < span.last) {
-            weight = power_of_two(fmaf(p.v[n][i], args.scale * kLog2E, -r.shift[stage][c]));
-          }
-          p.v[n][i] = weight;
-          d.v[n][i] = weight * (d.v[n][i] - r.dot[stage][c]);
+          tile.v[n][i] =
+              power_of_two(fmaf(tile.v[n][i], args.scale * kLog2E, i % 2 == 0 ? -both.x : -both.y));
         }
       }
-      unsigned words[kTile / 32][4];
-      as_factor<T>(words, p.v);
+      r.q_ring.release_by_each(q_at);
+      if (t < whole_from || t > whole_to) {
+        const int key = static_cast<int>(first) + warp * 16 + lane / 4;
 #pragma unroll
-      for (int i = 0; i < kTile / 32; ++i) {
-        cuda::store_matrices(cuda::shared_address(r.p) + slab, half * 2 + i, words[i]);
-      }
-      as_factor<T>(words, d.v);
+        for (int n = 0; n < kTile / 8; ++n) {
 #pragma unroll
-      for (int i = 0; i < kTile / 32; ++i) {
-        cuda::store_matrices(cuda::shared_address(r.d) + slab, half * 2 + i, words[i]);
+          for (int i = 0; i < 2; ++i) {
+            const int query = t + n * 8 + two + i;
+            const Span span = query < s.queries ? span_of(args, s, query) : Span{0, 0};
+            if (key < span.first || key >= span.last) tile.v[n][i] = 0;
+            if (key + 8 < span.first || key + 8 >= span.last) tile.v[n][i + 2] = 0;
+          }
+        }
       }
-      cuda::see_writes();
-      makers_meet();
-      cuda::products_begin();
+      wait_other<kHeard>();
 #pragma unroll
-      for (int l = 0; l < kTile / 16; ++l) {
-        cuda::group_product<T, false, true>(sum_v, p_at + l * cuda::kNextDepth<false>,
-                                            dy_at + half_channels + l * cuda::kNextDepth<true>, 1);
+      for (int n = 0; n < kTile / 8; ++n) {
+        const auto& v = tile.v[n];
+        r.told[n][threadIdx.x] = {v[0], v[1], v[2], v[3]};
       }
-#pragma unroll
-      for (int l = 0; l < kTile / 16; ++l) {
-        cuda::group_product<T, false, true>(sum_k, d_at + l * cuda::kNextDepth<false>,
-                                            q_at + half_channels + l * cuda::kNextDepth<true>, 1);
-      }
-      cuda::products_commit();
+      signal_other<kTold>();
+      r.dy_ring.wait_full(dy_at, may_be_cut);
+      begin_add(r.dy[dy_at.slot]);
+    };
+    hold(r.held[0]);
+    const std::uint64_t k_at = cuda::factor_at(cuda::shared_address(r.k));
+    r.q_ring.wait_full(q_at, may_be_cut);
+    begin_tile(k_at, r.q[q_at.slot]);
+    cuda::products_wait<0>();
+    tile.settle();
+    for (int step = 0; step + 1 < all; ++step) {
+      weigh(step);
+      q_at.next();
+      r.q_ring.wait_full(q_at, may_be_cut);
+      begin_tile(k_at, r.q[q_at.slot]);
+      cuda::products_wait<1>();
+      r.dy_ring.release(dy_at);
+      dy_at.next();
       cuda::products_wait<0>();
-      sum_k.settle();
-      sum_v.settle();
-      r.tiles.release(queries_at);
-      r.tiles.release(grads_at);
+      tile.settle();
     }
+    weigh(all - 1);
+    cuda::products_wait<0>();
+    sums.settle();
+  } else if (all > 0) {
+    const auto weigh = [&] {
+      const float* dot = r.dot[dy_at.slot] + two;
+      wait_other<kTold>();
+#pragma unroll
+      for (int n = 0; n < kTile / 8; ++n) {
+        const float2 both = *reinterpret_cast<const float2*>(dot + n * 8);
+        const float4 p = r.told[n][threadIdx.x % cuda::kGroup];
+        auto& v = tile.v[n];
+        v[0] = p.x * (v[0] - both.x);
+        v[1] = p.y * (v[1] - both.y);
+        v[2] = p.z * (v[2] - both.x);
+        v[3] = p.w * (v[3] - both.y);
+      }
+      r.dy_ring.release_by_each(dy_at);
+    };
+    hold(r.held[1]);
+    signal_other<kHeard>();
+    const std::uint64_t v_at = cuda::factor_at(cuda::shared_address(r.v));
+    r.dy_ring.wait_full(dy_at, may_be_cut);
+    begin_tile(v_at, r.dy[dy_at.slot]);
+    cuda::products_wait<0>();
+    tile.settle();
+    for (int step = 0; step + 1 < all; ++step) {
+      weigh();
+      signal_other<kHeard>();
+      r.q_ring.wait_full(q_at, may_be_cut);
+      begin_add(r.q[q_at.slot]);
+      dy_at.next();
+      r.dy_ring.wait_full(dy_at, may_be_cut);
+      begin_tile(v_at, r.dy[dy_at.slot]);
+      cuda::products_wait<1>();
+      r.q_ring.release(q_at);
+      q_at.next();
+      cuda::products_wait<0>();
+      tile.settle();
+    }
+    weigh();
+    r.q_ring.wait_full(q_at, may_be_cut);
+    begin_add(r.q[q_at.slot]);
+    cuda::products_wait<0>();
+    sums.settle();
   }
+  const bool of_keys = maker_group() == 1;
+  const float factor = of_keys ? args.scale : 1;
+  const std::int64_t width = of_keys ? args.dim : args.value_dim;
+  const int before = of_keys ? 0 : static_cast<int>(args.dim);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int place = warp * 16 + lane / 4 + 8 * i;
     if (place >= here) continue;
-    const std::int64_t out = (s.batch * args.keys + s.key + first + place) * args.key_heads + kh;
 #pragma unroll
-    for (int n = 0; n < kWidth / 16; ++n) {
-      const int c = half * (kWidth / 2) + n * 8, two = lane % 4 * 2;
-      if (c < dim) {
-        to.store(args, static_cast<int>(part), out, c + two, sum_k.v[n][2 * i] * args.scale,
-                 sum_k.v[n][2 * i + 1] * args.scale);
-      }
-      if (c < value_dim) {
-        to.store(args, static_cast<int>(part), out, dim + c + two, sum_v.v[n][2 * i],
-                 sum_v.v[n][2 * i + 1]);
+    for (int n = 0; n < kWidth / 8; ++n) {
+      if (n * 8 < width) {
+        to.store(args, static_cast<int>(part), out + place * args.key_heads, before + n * 8 + two,
+                 sums.v[n * 4 + i * 2] * factor, sums.v[n * 4 + i * 2 + 1] * factor);
       }
     }
   }
@@ -328,16 +475,18 @@ void attention_backward(const KernelCall& call, const float* row_dots, const Key
   const auto stream = static_cast<cudaStream_t>(call.queue);
   const AttentionInputs<T> in = inputs_of<T>(call);
   const auto* lse = call.input<float>(8);
-  const T* dy = call.input<T>(9);
-  if (args.batch * args.queries * args.heads > 0) {
-    cuda::launch(queries_back<T>, blocks_of(args, false, kQueries) * args.heads, kThreads,
-                 kRoomBytes<QueriesRoom>, 1, stream, args, in, dy, lse, row_dots,
-                 call.output<T>(0));
-  }
-  if (args.batch * args.keys > 0) {
-    cuda::launch(keys_back<T>, blocks_of(args, true, kTile) * args.key_heads * to.count, kThreads,
-                 kRoomBytes<KeysRoom>, 1, stream, args, in, dy, lse, row_dots, to);
-  }
+  const Gradient<T> dy{
+      call.input<T>(9),
+      {args.queries * args.heads * args.value_dim, args.heads * args.value_dim, args.value_dim}};
+  const Maps<T> maps(args, in, kTile);
+  const CUtensorMap map_dy =
+      rows_map(dy.at, args.batch, args.queries, args.heads, args.value_dim, dy.stride, kTile);
+  cuda::launch(queries_back<T>, blocks_of(args, false, kQueries) * args.heads, kThreads,
+               kRoomBytes<QueriesRoom>, 1, stream, args, in, maps.q, maps.k, maps.v, map_dy, dy,
+               lse, row_dots, call.output<T>(0));
+  cuda::launch(keys_back<T>, blocks_of(args, true, kTile) * args.key_heads * to.count, kThreads,
+               kRoomBytes<KeysRoom>, 1, stream, args, in, maps.q, maps.k, maps.v, map_dy, dy, lse,
+               row_dots, to);
 }
 
 template void attention_backward<F16>(const KernelCall& call, const float* row_dots,

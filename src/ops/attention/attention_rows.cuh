@@ -88,8 +88,11 @@ __device__ __forceinline__ float power_of_two(float x) {
   return y;
 }
 
-// The softmax of two rows so far, of which this thread has some columns, in powers of two.
+// The softmax of two rows so far, of which this thread has some columns, in powers of two. Weights are relative to a score
+// that is the largest so far or up to 2^8 below it: what is summed up is rescaled when a row begins and then hardly ever,
+// and weights up to 256 are as exact as weights up to 1.
 struct Softening {
+  static constexpr float kSlack = 8;
   float most[2] = {-INFINITY, -INFINITY};
   float sum[2] = {};  // over this thread's columns
   float keep[2];      // what sums so far are to be multiplied with
@@ -97,28 +100,39 @@ struct Softening {
   // Scores to weights in their place; times factor ≥ 0 they are powers of two.
   template <int kTiles>
   __device__ __forceinline__ void next(float (&scores)[kTiles][4], float factor) {
+    float largest[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float largest = -INFINITY;
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        largest = fmaxf(largest, fmaxf(scores[n][2 * i], scores[n][2 * i + 1]));
+        largest[i] = fmaxf(largest[i], fmaxf(scores[n][2 * i], scores[n][2 * i + 1]));
       }
-      largest = fmaxf(largest, __shfl_xor_sync(cuda::kAll, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(cuda::kAll, largest, 2));
-      largest = fmaxf(most[i], largest * factor);
-      const float shift = largest == -INFINITY ? 0 : largest;
-      keep[i] = power_of_two(most[i] - shift);
-      most[i] = largest;
-      float total = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      largest[i] = fmaxf(largest[i], __shfl_xor_sync(cuda::kAll, largest[i], 1));
+      largest[i] = fmaxf(largest[i], __shfl_xor_sync(cuda::kAll, largest[i], 2)) * factor;
+      keep[i] = 1;
+      if (largest[i] > most[i] + kSlack) {
+        keep[i] = power_of_two(most[i] - largest[i]);
+        sum[i] *= keep[i];
+        most[i] = largest[i];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float shift = most[i] == -INFINITY ? 0 : most[i];
+      float total[2] = {};
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        float* pair = scores[n] + 2 * i;
-        pair[0] = power_of_two(fmaf(pair[0], factor, -shift));
-        pair[1] = power_of_two(fmaf(pair[1], factor, -shift));
-        total += pair[0] + pair[1];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& score = scores[n][2 * i + e];
+          score = power_of_two(fmaf(score, factor, -shift));
+          total[e] += score;
+        }
       }
-      sum[i] = fmaf(sum[i], keep[i], total);
+      sum[i] += total[0] + total[1];
     }
   }
 };

@@ -34,6 +34,13 @@ __device__ __forceinline__ void barrier_arrive_expect(std::uint64_t* barrier, un
       "r"(bytes)
       : "memory");
 }
+// Without arriving.
+__device__ __forceinline__ void barrier_expect(std::uint64_t* barrier, unsigned bytes) {
+  asm volatile(
+      "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
 // Returns when the barrier's phase of this parity is over. kCluster: and what other blocks of the
 // cluster sent with it is seen.
 template <bool kCluster = false>

@@ -29,22 +29,19 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   return found;
 }
 
-// Tiles of `rows` rows of 64 numbers of a matrix [count, high, wide] without gaps, swizzled; zeros past its ends.
-// The address and the length of a row are multiples of 16 bytes; wide, high and count are below 2^32.
-template <class T>
-CUtensorMap tensor_map(const T* from, std::int64_t wide, std::int64_t high, std::int64_t count,
-                       int rows) {
+// Tiles of `rows` rows of 64 numbers, swizzled; zeros past the ends. size, the quickest axis first: each below 2^32;
+// step: bytes from one to the next of every axis but the first. The address and the steps are multiples of 16.
+template <class T, int kAxes>
+CUtensorMap tiles_of(const T* from, const cuuint64_t (&size)[kAxes],
+                     const cuuint64_t (&step)[kAxes - 1], int rows) {
   static_assert(sizeof(T) == 2);
   CUtensorMap map{};
-  const cuuint64_t size[3] = {static_cast<cuuint64_t>(wide), static_cast<cuuint64_t>(high),
-                              static_cast<cuuint64_t>(count)};
-  const cuuint64_t step[2] = {size[0] * sizeof(T), size[0] * size[1] * sizeof(T)};
-  const cuuint32_t box[3] = {64, static_cast<cuuint32_t>(rows), 1};
-  const cuuint32_t every[3] = {1, 1, 1};
+  cuuint32_t box[kAxes] = {64, static_cast<cuuint32_t>(rows)}, every[kAxes] = {1, 1};
+  for (int i = 2; i < kAxes; ++i) box[i] = every[i] = 1;
   const CUresult status = tensor_map_encoder()(
       &map,
       std::is_same_v<T, BF16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-      3, const_cast<T*>(from), size, step, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      kAxes, const_cast<T*>(from), size, step, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
       CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
@@ -52,6 +49,16 @@ CUtensorMap tensor_map(const T* from, std::int64_t wide, std::int64_t high, std:
                                     std::to_string(static_cast<int>(status)));
   }
   return map;
+}
+
+// Of a matrix [count, high, wide] without gaps.
+template <class T>
+CUtensorMap tensor_map(const T* from, std::int64_t wide, std::int64_t high, std::int64_t count,
+                       int rows) {
+  const cuuint64_t size[3] = {static_cast<cuuint64_t>(wide), static_cast<cuuint64_t>(high),
+                              static_cast<cuuint64_t>(count)};
+  const cuuint64_t step[2] = {size[0] * sizeof(T), size[0] * size[1] * sizeof(T)};
+  return tiles_of(from, size, step, rows);
 }
 
 }  // namespace mlxtape::cuda

@@ -5,8 +5,8 @@
 // stand at c ^ (r % 8), which keeps every access free of bank conflicts: the copy engine and wgmma call it the swizzle
 // of 128 bytes.
 //   along the depth   rows are rows or columns of the product, [rows][64 of depth]; 8 rows are 1024 bytes.
-//   turned            rows are steps of the depth: blocks [64 of depth][64 rows or columns of the product], of 8192
-//                     bytes each, one after the other.
+//   turned            rows are steps of the depth: blocks [depth][64 rows or columns of the product], of 8192 bytes
+//                     each where the depth is 64, one after the other.
 #pragma once
 
 #include <cuda.h>
@@ -36,8 +36,10 @@ __device__ __forceinline__ unsigned tile_place(unsigned row, unsigned chunk) {
 // all in units of 16 bytes, 62-63 = 1: the swizzle of 128 bytes. Along the depth the stride is from 8 rows to the next
 // 8, and the leading offset means nothing. Turned, the stride is from 8 steps of the depth to the next 8, and the
 // leading offset from a block to the next.
+// kDepth: of a block.
+template <int kDepth = kTileDepth>
 __device__ __forceinline__ std::uint64_t factor_at(unsigned shared) {
-  constexpr std::uint64_t kRest = (std::uint64_t{kTurnedBlock >> 4} << 16U) |
+  constexpr std::uint64_t kRest = (std::uint64_t{kDepth * kTileRow >> 4} << 16U) |
                                   (std::uint64_t{1024 >> 4} << 32U) | (std::uint64_t{1} << 62U);
   return kRest | ((shared & 0x3ffffU) >> 4U);
 }
@@ -159,14 +161,6 @@ struct GroupTile {
 };
 
 #define MT_EIGHT(i) "+f"(sums.v[i][0]), "+f"(sums.v[i][1]), "+f"(sums.v[i][2]), "+f"(sums.v[i][3])
-#define MT_WGMMA_32(type)                                                                         \
-  asm volatile(                                                                                   \
-      "{\n .reg .pred p;\n setp.ne.b32 p, %18, 0;\n"                                              \
-      " wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                                \
-      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, " \
-      "1, %19, %20;\n}"                                                                           \
-      : MT_EIGHT(0), MT_EIGHT(1), MT_EIGHT(2), MT_EIGHT(3)                                        \
-      : "l"(a), "l"(b), "r"(add), "n"(kTurnedA ? 1 : 0), "n"(kTurnedB ? 1 : 0))
 #define MT_WGMMA_64(type)                                                                          \
   asm volatile(                                                                                    \
       "{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"                                               \
@@ -176,6 +170,16 @@ struct GroupTile {
       "1, 1, %35, %36;\n}"                                                                         \
       : MT_EIGHT(0), MT_EIGHT(1), MT_EIGHT(2), MT_EIGHT(3), MT_EIGHT(4), MT_EIGHT(5), MT_EIGHT(6), \
         MT_EIGHT(7)                                                                                \
+      : "l"(a), "l"(b), "r"(add), "n"(kTurnedA ? 1 : 0), "n"(kTurnedB ? 1 : 0))
+#define MT_WGMMA_80(type)                                                                          \
+  asm volatile(                                                                                    \
+      "{\n .reg .pred p;\n setp.ne.b32 p, %42, 0;\n"                                               \
+      " wgmma.mma_async.sync.aligned.m64n80k16.f32." type "." type                                 \
+      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "              \
+      "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                \
+      "%32, %33, %34, %35, %36, %37, %38, %39}, %40, %41, p, 1, 1, %43, %44;\n}"                   \
+      : MT_EIGHT(0), MT_EIGHT(1), MT_EIGHT(2), MT_EIGHT(3), MT_EIGHT(4), MT_EIGHT(5), MT_EIGHT(6), \
+        MT_EIGHT(7), MT_EIGHT(8), MT_EIGHT(9)                                                      \
       : "l"(a), "l"(b), "r"(add), "n"(kTurnedA ? 1 : 0), "n"(kTurnedB ? 1 : 0))
 #define MT_WGMMA_128(type)                                                                         \
   asm volatile(                                                                                    \
@@ -191,22 +195,22 @@ struct GroupTile {
         MT_EIGHT(13), MT_EIGHT(14), MT_EIGHT(15)                                                   \
       : "l"(a), "l"(b), "r"(add), "n"(kTurnedA ? 1 : 0), "n"(kTurnedB ? 1 : 0))
 
-// The same for 32, 64 and 128 columns.
+// The same for 64, 80 and 128 columns.
 template <class T, bool kTurnedA, bool kTurnedB, int kCols>
 __device__ __forceinline__ void group_product(GroupTile<kCols>& sums, std::uint64_t a,
                                               std::uint64_t b, int add) {
   constexpr bool kBrain = std::is_same_v<T, BF16>;
-  if constexpr (kCols == 32) {
-    if constexpr (kBrain) {
-      MT_WGMMA_32("bf16");
-    } else {
-      MT_WGMMA_32("f16");
-    }
-  } else if constexpr (kCols == 64) {
+  if constexpr (kCols == 64) {
     if constexpr (kBrain) {
       MT_WGMMA_64("bf16");
     } else {
       MT_WGMMA_64("f16");
+    }
+  } else if constexpr (kCols == 80) {
+    if constexpr (kBrain) {
+      MT_WGMMA_80("bf16");
+    } else {
+      MT_WGMMA_80("f16");
     }
   } else {
     static_assert(kCols == 128);
@@ -217,9 +221,32 @@ __device__ __forceinline__ void group_product(GroupTile<kCols>& sums, std::uint6
     }
   }
 }
+
+#define MT_WGMMA_KEPT_64(type)                                                                     \
+  asm volatile(                                                                                    \
+      "{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"                                               \
+      " wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                 \
+      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "              \
+      "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "               \
+      "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"                                                \
+      : MT_EIGHT(0), MT_EIGHT(1), MT_EIGHT(2), MT_EIGHT(3), MT_EIGHT(4), MT_EIGHT(5), MT_EIGHT(6), \
+        MT_EIGHT(7)                                                                                \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kTurnedB ? 1 : 0))
+
+// The same for 64 columns with a in registers, as load_matrices finds it there.
+template <class T, bool kTurnedB>
+__device__ __forceinline__ void group_product(GroupTile<64>& sums, const unsigned (&a)[4],
+                                              std::uint64_t b, int add) {
+  if constexpr (std::is_same_v<T, BF16>) {
+    MT_WGMMA_KEPT_64("bf16");
+  } else {
+    MT_WGMMA_KEPT_64("f16");
+  }
+}
+#undef MT_WGMMA_KEPT_64
 #undef MT_WGMMA_128
+#undef MT_WGMMA_80
 #undef MT_WGMMA_64
-#undef MT_WGMMA_32
 #undef MT_EIGHT
 
 // The share of a group's registers: all its warps, once.
@@ -241,6 +268,14 @@ __device__ __forceinline__ void bring_tile(unsigned to, const CUtensorMap& map, 
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
       "{%2, %3, %4}], [%5];" ::"r"(to),
       "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(barrier))
+      : "memory");
+}
+__device__ __forceinline__ void bring_tile(unsigned to, const CUtensorMap& map, int x, int y, int z,
+                                           int w, std::uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
+      "{%2, %3, %4, %5}], [%6];" ::"r"(to),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
       : "memory");
 }
 // Before it brings what kernels before this one have stored.
