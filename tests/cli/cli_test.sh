@@ -65,6 +65,16 @@ expect 0 "in bf16" bench step $small --dtype bf16
 expect 2 "--layers" bench step --layers 0
 expect 2 "--dtype" bench step --dtype f64
 expect 1 "must be writable" bench step $small --json "$folder/no/such/file"
+few="--tokens 3 --experts 2 --seconds 0.001"
+expect 0 "gated_attention" bench layers $few --json "$folder/layers.json"
+for key in fwd_us fwd_bwd_us weight_bytes peak_bytes; do
+  grep -q "$key" "$folder/layers.json" || {
+    echo "layers.json has no $key"
+    failures=$((failures + 1))
+  }
+done
+expect 0 "in bf16" bench layers $few --dtype bf16
+expect 2 "--experts" bench layers --experts 0
 expect 1 "must be writable" bench ops --filter "$row" --seconds 0.01 --json "$folder/no/such/file"
 expect 2 "regular expression" bench ops --filter '(' --seconds 0.01
 expect 2 "must match a row" bench ops --filter 'no such row'
