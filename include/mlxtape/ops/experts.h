@@ -9,8 +9,8 @@
 //            down: [E, H, I]. Strided inputs are copied first. Saved for backward: the inputs, and g and u by pairs
 //            (t, j) in the order of their experts, hidden [T·k, 2, I].
 // Types      x, scores, weights, y: f32, f16, bf16, all alike; indices, offsets: u32. Sums are f32; g, u, their
-//            gradients and the results are rounded once. On CUDA devices of compute capability 9.0, in 16 bits with
-//            H and I multiples of 64, so are a, scores·a, and what each pair adds to y and dx.
+//            gradients and the results are rounded once. On CUDA in 16 bits, with H and I multiples of 8, so are a,
+//            scores·a, and what each pair adds to y and dx.
 // Cost       forward 6·H·I operations for each pair, backward 12. On the CPU weights are read once for each 128 pairs
 //            of their expert, and nothing of size [T·k, H] is stored; on CUDA it is scratch.
 // Limits     1 ≤ E ≤ 1024, 1 ≤ k ≤ 64, T·k < 2^32. offsets must be those of indices: pairs are put by the indices,

@@ -4,8 +4,8 @@
 // offsets, so that the host never learns how many pairs an expert has. Rows are gathered and activations made as a
 // tile is loaded; what follows a product is done before it is stored. Sums over a token's experts are made from the
 // pairs' own results, in the order of its choices. 16-bit numbers are exact in tf32, which the tensor cores multiply;
-// f32 is split in two (products.cuh). Bound by arithmetic, with few pairs by reading the weights. On compute
-// capability 9.0 most products in 16 bits are those of experts_hopper.h.
+// f32 is split in two (products.cuh). Bound by arithmetic, with few pairs by reading the weights. Most products in
+// 16 bits are those of experts_half.h or experts_hopper.h.
 #include <algorithm>
 #include <string>
 #include <type_traits>
@@ -15,7 +15,7 @@
 #include "backends/cuda/device/rows.cuh"
 #include "backends/cuda/device/vectors.cuh"
 #include "experts_args.h"
-#include "experts_hopper.h"
+#include "experts_half.h"
 #include "mlxtape/base/checked.h"
 #include "mlxtape/core/registry.h"
 
@@ -411,36 +411,36 @@ struct Workspace {
   }
 };
 
-void list(const ExpertsArgs& args, bool by_hopper, const unsigned* offsets, Tile* tiles,
-          cudaStream_t stream) {
-  static_assert(hopper::kTilePairs >= kRows);
+template <class T>
+void list(const ExpertsArgs& args, const ExpertsProducts<T>* by, const unsigned* offsets,
+          Tile* tiles, cudaStream_t stream) {
+  static_assert(hopper::kTilePairs >= kRows && half_types::kTilePairs >= kRows);
   cuda::launch(list_tiles, 1, kMostExperts, 0, 1, stream, args, offsets, most_tiles(args),
-               static_cast<unsigned>(by_hopper ? hopper::kTilePairs : kRows), tiles);
+               static_cast<unsigned>(by == nullptr ? kRows : by->tile_pairs), tiles);
 }
 ExpertsTiles tiles_of(const ExpertsArgs& args, const Tile* tiles) {
   return {tiles, static_cast<unsigned>(most_tiles(args))};
 }
 
-// What the pairs have become in work.values, as T where by_hopper, else as f32.
+// What the pairs have become in work.values, as T where made `by` others, else as f32.
 template <class T>
-void add_up(const ExpertsArgs& args, const Workspace& work, bool by_hopper, const unsigned* order,
-            const unsigned* offsets, const T* scores, T* to, cudaStream_t stream) {
+void add_up(const ExpertsArgs& args, const Workspace& work, const ExpertsProducts<T>* by,
+            const unsigned* order, const unsigned* offsets, const T* scores, T* to,
+            cudaStream_t stream) {
   const std::int64_t pairs = args.tokens * args.chosen;
   cuda::launch(find_places, cuda::blocks_for(pairs, kThreads), kThreads, 0, 1, stream, pairs, order,
                work.places);
-  if constexpr (sizeof(T) == 2) {
-    if (by_hopper) {
-      hopper::combine(args, reinterpret_cast<const T*>(work.values), work.places, offsets, scores,
-                      to, stream);
-      return;
-    }
+  if (by != nullptr) {
+    by->combine(args, reinterpret_cast<const T*>(work.values), work.places, offsets, scores, to,
+                stream);
+    return;
   }
   cuda::launch(combine<T>, cuda::blocks_for(args.tokens * args.width, kThreads), kThreads, 0, 1,
                stream, args, static_cast<const float*>(work.values),
                static_cast<const unsigned*>(work.places), offsets, scores, to);
 }
 
-// a, or scores∘a where there are scores, for products of experts_hopper.h that follow one that was not there.
+// a, or scores∘a where there are scores, for products of experts_half.h that follow one that was not there.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     make_active(ExpertsArgs args, const T* hidden, const unsigned* order, const T* scores,
@@ -457,7 +457,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 void keep_active(const ExpertsArgs& args, const T* hidden, const unsigned* order, const T* scores,
                  T* active, cudaStream_t stream) {
-  if (sizeof(T) != 2 || !hopper::takes(args, {})) return;
+  if (products_for<T>(args, {}) == nullptr) return;
   cuda::launch(make_active<T>, cuda::blocks_for(args.tokens * args.chosen * args.inner, kThreads),
                kThreads, 0, 1, stream, args, hidden, order, scores, active);
 }
@@ -475,16 +475,14 @@ void experts_hidden_fwd(const KernelCall& call) {
   const auto& args = call.as<ExpertsArgs>();
   const auto stream = static_cast<cudaStream_t>(call.queue);
   auto* tiles = static_cast<Tile*>(call.workspace);
-  const bool by_hopper = sizeof(T) == 2 && hopper::takes(args, {call.in[0], call.in[3], call.in[4],
-                                                                call.out[0], call.out[1]});
-  list(args, by_hopper, call.input<unsigned>(2), tiles, stream);
-  if constexpr (sizeof(T) == 2) {
-    if (by_hopper) {
-      hopper::hidden_forward(args, tiles_of(args, tiles), call.input<T>(0), call.input<unsigned>(1),
-                             call.input<T>(3), call.input<T>(4), call.output<T>(0),
-                             call.output<T>(1), stream);
-      return;
-    }
+  const auto* by =
+      products_for<T>(args, {call.in[0], call.in[3], call.in[4], call.out[0], call.out[1]});
+  list(args, by, call.input<unsigned>(2), tiles, stream);
+  if (by != nullptr) {
+    by->hidden_forward(args, tiles_of(args, tiles), call.input<T>(0), call.input<unsigned>(1),
+                       call.input<T>(3), call.input<T>(4), call.output<T>(0), call.output<T>(1),
+                       stream);
+    return;
   }
   cuda::launch(hidden_forward<T>,
                cuda::Blocks(most_tiles(args), 2 * cuda::blocks_for(args.inner, kCols)), kThreads, 0,
@@ -499,22 +497,18 @@ void experts_out_fwd(const KernelCall& call) {
   const auto& args = call.as<ExpertsArgs>();
   const auto stream = static_cast<cudaStream_t>(call.queue);
   const Workspace work(args, call.workspace);
-  const bool by_hopper =
-      sizeof(T) == 2 && hopper::takes(args, {call.in[4], call.in[5], call.out[0]});
-  list(args, by_hopper, call.input<unsigned>(2), work.tiles, stream);
-  if constexpr (sizeof(T) == 2) {
-    if (by_hopper) {
-      hopper::out_forward(args, tiles_of(args, work.tiles), call.input<T>(5), call.input<T>(4),
-                          reinterpret_cast<T*>(work.values), stream);
-    }
-  }
-  if (!by_hopper) {
+  const auto* by = products_for<T>(args, {call.in[4], call.in[5], call.out[0]});
+  list(args, by, call.input<unsigned>(2), work.tiles, stream);
+  if (by != nullptr) {
+    by->out_forward(args, tiles_of(args, work.tiles), call.input<T>(5), call.input<T>(4),
+                    reinterpret_cast<T*>(work.values), stream);
+  } else {
     cuda::launch(out_forward<T>,
                  cuda::Blocks(most_tiles(args), cuda::blocks_for(args.width, kCols)), kThreads, 0,
                  1, stream, args, static_cast<const Tile*>(work.tiles), call.input<T>(0),
                  call.input<T>(4), work.values);
   }
-  add_up(args, work, by_hopper, call.input<unsigned>(1), call.input<unsigned>(2), call.input<T>(3),
+  add_up(args, work, by, call.input<unsigned>(1), call.input<unsigned>(2), call.input<T>(3),
          call.output<T>(0), stream);
 }
 
@@ -621,19 +615,16 @@ void experts_hidden_bwd(const KernelCall& call) {
   const Workspace work(args, call.workspace);
   const auto* order = call.input<unsigned>(2);
   const auto* offsets = call.input<unsigned>(3);
-  const bool by_hopper = sizeof(T) == 2 && hopper::takes(args, {call.in[0], call.in[1], call.in[5],
-                                                                call.out[0], call.out[2]});
-  list(args, by_hopper, offsets, work.tiles, stream);
+  const auto* by =
+      products_for<T>(args, {call.in[0], call.in[1], call.in[5], call.out[0], call.out[2]});
+  list(args, by, offsets, work.tiles, stream);
   std::int64_t across = cuda::blocks_for(args.inner, kCols);
-  if constexpr (sizeof(T) == 2) {
-    if (by_hopper) {
-      across = hopper::score_parts(args.inner);
-      hopper::hidden_backward(args, tiles_of(args, work.tiles), call.input<T>(0), call.input<T>(1),
-                              order, call.input<T>(4), call.input<T>(5), call.output<T>(0),
-                              call.output<T>(2), work.values, stream);
-    }
-  }
-  if (!by_hopper) {
+  if (by != nullptr) {
+    across = by->score_parts(args.inner);
+    by->hidden_backward(args, tiles_of(args, work.tiles), call.input<T>(0), call.input<T>(1), order,
+                        call.input<T>(4), call.input<T>(5), call.output<T>(0), call.output<T>(2),
+                        work.values, stream);
+  } else {
     cuda::launch(hidden_backward<T>, cuda::Blocks(most_tiles(args), across), kThreads, 0, 1, stream,
                  args, static_cast<const Tile*>(work.tiles), call.input<T>(0), call.input<T>(1),
                  order, call.input<T>(4), call.input<T>(5), call.output<T>(0), work.values);
@@ -684,21 +675,17 @@ void experts_x_bwd(const KernelCall& call) {
   const auto& args = call.as<ExpertsArgs>();
   const auto stream = static_cast<cudaStream_t>(call.queue);
   const Workspace work(args, call.workspace);
-  const bool by_hopper =
-      sizeof(T) == 2 && hopper::takes(args, {call.in[0], call.in[3], call.in[4], call.out[0]});
-  list(args, by_hopper, call.input<unsigned>(2), work.tiles, stream);
-  if constexpr (sizeof(T) == 2) {
-    if (by_hopper) {
-      hopper::x_backward(args, tiles_of(args, work.tiles), call.input<T>(0), call.input<T>(3),
-                         call.input<T>(4), reinterpret_cast<T*>(work.values), stream);
-    }
-  }
-  if (!by_hopper) {
+  const auto* by = products_for<T>(args, {call.in[0], call.in[3], call.in[4], call.out[0]});
+  list(args, by, call.input<unsigned>(2), work.tiles, stream);
+  if (by != nullptr) {
+    by->x_backward(args, tiles_of(args, work.tiles), call.input<T>(0), call.input<T>(3),
+                   call.input<T>(4), reinterpret_cast<T*>(work.values), stream);
+  } else {
     cuda::launch(x_backward<T>, cuda::Blocks(most_tiles(args), cuda::blocks_for(args.width, kCols)),
                  kThreads, 0, 1, stream, args, static_cast<const Tile*>(work.tiles),
                  call.input<T>(0), call.input<T>(3), call.input<T>(4), work.values);
   }
-  add_up(args, work, by_hopper, call.input<unsigned>(1), call.input<unsigned>(2),
+  add_up(args, work, by, call.input<unsigned>(1), call.input<unsigned>(2),
          static_cast<const T*>(nullptr), call.output<T>(0), stream);
 }
 
@@ -757,14 +744,12 @@ template <class T>
 void experts_weights_bwd(const KernelCall& call) {
   const auto& args = call.as<ExpertsArgs>();
   const auto stream = static_cast<cudaStream_t>(call.queue);
-  if constexpr (sizeof(T) == 2) {
-    if (hopper::takes(args, {call.in[0], call.in[1], call.in[3], call.in[7], call.out[0],
-                             call.out[1], call.out[2]})) {
-      hopper::weights_backward(args, call.input<T>(0), call.input<T>(1), call.input<T>(3),
-                               call.input<T>(7), call.input<unsigned>(4), call.input<unsigned>(5),
-                               call.output<T>(0), call.output<T>(1), call.output<T>(2), stream);
-      return;
-    }
+  if (const auto* by = products_for<T>(args, {call.in[0], call.in[1], call.in[3], call.in[7],
+                                              call.out[0], call.out[1], call.out[2]})) {
+    by->weights_backward(args, call.input<T>(0), call.input<T>(1), call.input<T>(3),
+                         call.input<T>(7), call.input<unsigned>(4), call.input<unsigned>(5),
+                         call.output<T>(0), call.output<T>(1), call.output<T>(2), stream);
+    return;
   }
   const auto run = [&](auto kernel, std::int64_t rows, std::int64_t cols, T* out) {
     cuda::launch(

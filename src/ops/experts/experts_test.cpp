@@ -300,6 +300,16 @@ TEST_P(Experts, MatchesOracleForWideRowsOf16Bits) {
   }
 }
 
+// Multiples of 8 but not of 64, which have kernels of their own: more than a tile of pairs, parts of tiles and of steps.
+TEST_P(Experts, MatchesOracleForRowsOf16BitsInEights) {
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    check({330, 1, 2, 72, 40}, dtype);
+    check({20, 3, 9, 200, 136}, dtype, true);
+    check({150, 1, 3, 8, 152, Case::Choice::kOneTakesAll}, dtype);
+    check({90, 2, 3, 136, 72, Case::Choice::kSomePastTheEnd}, dtype);
+  }
+}
+
 TEST_P(Experts, OneTakesAllAndSomeGoNowhere) {
   check({90, 2, 5, 32, 24, Case::Choice::kOneTakesAll}, DType::kF32);
   check({50, 3, 5, 32, 24, Case::Choice::kSomePastTheEnd}, DType::kF32);
@@ -422,9 +432,12 @@ TEST_P(Experts, FollowsARouter) {
 }
 
 TEST_P(Experts, SameBitsOnEveryRun) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const std::int64_t width = dtype == DType::kF32 ? 48 : 192,
-                       inner = dtype == DType::kF32 ? 40 : 64;
+  struct Size {
+    DType dtype;
+    std::int64_t width, inner;
+  };
+  for (const auto& [dtype, width, inner] :
+       {Size{DType::kF32, 48, 40}, Size{DType::kBF16, 192, 64}, Size{DType::kF16, 200, 72}}) {
     const Case c{350, 3, 6, width, inner};
     const Data data = data_of(c, dtype, 4);
     const auto up = [&](int i, const Shape& shape) {
