@@ -137,6 +137,7 @@ struct Problem {
       } else {
         scores[i] += static_cast<float>(static_cast<const T*>(mask)[place]);
       }
+      if (scores[i] < kLeastScore) scores[i] = kNever;
     }
   }
 };
@@ -196,7 +197,7 @@ struct Running {
   }
   // The mean of the values, and lse.
   float finish(const float* sink, std::int64_t nv, float* values) {
-    if (sink != nullptr) {
+    if (sink != nullptr && *sink != kNever) {
       const float next = std::max(most, *sink), keep = std::exp(most - next);
       scale_row(keep, nv, values);
       sum = sum * keep + std::exp(*sink - next);
@@ -442,7 +443,7 @@ struct Back {
       load_row(y + at * p.args.value_dim, p.args.value_dim, dys);
       load_row(dy + at * p.args.value_dim, p.args.value_dim, dys + p.pv);
       dots[t] = dot(dys, dys + p.pv, p.nv);
-      if (p.sinks != nullptr) sink -= std::exp(p.sinks[h] - lse[at]) * dots[t];
+      if (p.sinks != nullptr && p.sinks[h] != kNever) sink -= std::exp(p.sinks[h] - lse[at]) * dots[t];
       fill_row(0, p.nd, sums + t * p.pd);
     }
     for (std::int64_t t = seq.queries; t % kRows != 0; ++t) fill_row(0, p.nd, sums + t * p.pd);

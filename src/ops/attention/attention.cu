@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   for (int r = threadIdx.x; r < count; r += kThreads) {
     float all = sum[r], shift = most[r];
-    if (in.sinks != nullptr) {
+    if (in.sinks != nullptr && in.sinks[head] != -INFINITY) {
       shift = fmaxf(shift, in.sinks[head]);
       all = all * (most[r] == -INFINITY ? 0 : expf(most[r] - shift)) + expf(in.sinks[head] - shift);
     }
@@ -286,13 +286,14 @@ __global__ void __launch_bounds__(kThreads)
   const auto part = [&](int p) {
     return parts + (p * rows + row) * (size.nv + 2);
   };
-  float most = sinks != nullptr ? sinks[row % args.heads] : -INFINITY;
+  const float sink = sinks != nullptr ? sinks[row % args.heads] : -INFINITY;
+  float most = sink;
   for (int p = 0; p < pieces; ++p) most = fmaxf(most, part(p)[size.nv]);
   // A piece without a key has sums of 0, or NaN, which is to stay.
   const auto weight_of = [&](int p) {
     return part(p)[size.nv] == -INFINITY ? 0 : expf(part(p)[size.nv] - most);
   };
-  float sum = sinks != nullptr ? expf(sinks[row % args.heads] - most) : 0;
+  float sum = sink != -INFINITY ? expf(sink - most) : 0;
   for (int p = 0; p < pieces; ++p) {
     sum += part(p)[size.nv + 1] * weight_of(p);
   }
@@ -366,7 +367,8 @@ __global__ void __launch_bounds__(kThreads)
   cuda::wait_turn();
   __shared__ float room[kWarps];
   float sum = 0;
-  for (std::int64_t t = threadIdx.x; t < tokens; t += kThreads) {
+  const bool counts = sinks[blockIdx.x] != -INFINITY;
+  for (std::int64_t t = threadIdx.x; counts && t < tokens; t += kThreads) {
     const std::int64_t at = t * heads + blockIdx.x;
     sum -= expf(sinks[blockIdx.x] - lse[at]) * row_dots[at];
   }

@@ -8,6 +8,10 @@ namespace mlxtape::ops {
 
 enum class AttentionMask : std::int32_t { kNone, kBool, kF32, kLikeQ };
 
+// Under this a score that a mask brought down counts as −inf: f32 would lose the logarithm of the sum beside it,
+// and with it the gradient. A mask of −10⁹, or of the least number there is, says that a key does not count.
+constexpr float kLeastScore = -1e6F;
+
 struct AttentionArgs {
   std::int64_t batch;      // 1 where sequences are packed
   std::int64_t sequences;  // packed ones; 0: none

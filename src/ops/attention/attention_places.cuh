@@ -91,8 +91,9 @@ __device__ __forceinline__ float counted(const AttentionArgs& args, const Attent
   if (args.mask_kind == AttentionMask::kBool) {
     return static_cast<const bool*>(in.mask)[at] ? score : kNever;
   }
-  if (args.mask_kind == AttentionMask::kF32) return score + static_cast<const float*>(in.mask)[at];
-  return score + cuda::widen(static_cast<const T*>(in.mask)[at]);
+  score += args.mask_kind == AttentionMask::kF32 ? static_cast<const float*>(in.mask)[at]
+                                                 : cuda::widen(static_cast<const T*>(in.mask)[at]);
+  return score < kLeastScore ? kNever : score;
 }
 
 // dk and dv of a block of keys. Where keys are too few to fill the device, the heads that share them are cut into

@@ -24,18 +24,21 @@ __device__ __forceinline__ void as_factor(unsigned (&a)[kTiles / 2][4],
   }
 }
 
-// What the mask adds to a score of query t and key j, which count by their places.
+// A score, in powers of two, of query t and key j, which count by their places, with what the mask does to it.
 template <class T>
 __device__ __forceinline__ float masked(const AttentionArgs& args, const AttentionInputs<T>& in,
                                         const Sequence& s, std::int64_t t, std::int64_t h,
-                                        std::int64_t j) {
+                                        std::int64_t j, float score) {
+  if (args.mask_kind == AttentionMask::kNone) return score;
   const std::int64_t at =
       s.batch * args.mask[0] + h * args.mask[1] + t * args.mask[2] + j * args.mask[3];
   if (args.mask_kind == AttentionMask::kBool) {
-    return static_cast<const bool*>(in.mask)[at] ? 0 : -INFINITY;
+    return static_cast<const bool*>(in.mask)[at] ? score : -INFINITY;
   }
-  if (args.mask_kind == AttentionMask::kF32) return static_cast<const float*>(in.mask)[at];
-  return cuda::widen(static_cast<const T*>(in.mask)[at]);
+  score += kLog2E * (args.mask_kind == AttentionMask::kF32
+                         ? static_cast<const float*>(in.mask)[at]
+                         : cuda::widen(static_cast<const T*>(in.mask)[at]));
+  return score < kLog2E * kLeastScore ? -INFINITY : score;
 }
 
 // The keys of a row: [first, last).
@@ -70,11 +73,7 @@ __device__ __forceinline__ void count(float (&sums)[kTiles][4], const AttentionA
       float v = -INFINITY;
       if (j >= span[i / 2].first && j < span[i / 2].last) {
         v = sums[n][i] * (args.scale * kLog2E);
-        if constexpr (kMasked) {
-          if (args.mask_kind != AttentionMask::kNone) {
-            v += kLog2E * masked(args, in, s, row(i / 2), h, j);
-          }
-        }
+        if constexpr (kMasked) v = masked(args, in, s, row(i / 2), h, j, v);
       }
       sums[n][i] = v;
     }

@@ -431,7 +431,7 @@ void add_up(const ExpertsArgs& args, const Workspace& work, const ExpertsProduct
   cuda::launch(find_places, cuda::blocks_for(pairs, kThreads), kThreads, 0, 1, stream, pairs, order,
                work.places);
   if (by != nullptr) {
-    by->combine(args, reinterpret_cast<const T*>(work.values), work.places, offsets, scores, to,
+    half_types::combine(args, reinterpret_cast<const T*>(work.values), work.places, offsets, scores, to,
                 stream);
     return;
   }

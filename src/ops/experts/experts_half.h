@@ -60,7 +60,6 @@ struct ExpertsProducts {
   std::int64_t (*score_parts)(std::int64_t inner);
   decltype(&half_types::hidden_forward<T>) hidden_forward;
   decltype(&half_types::out_forward<T>) out_forward;
-  decltype(&half_types::combine<T>) combine;
   decltype(&half_types::hidden_backward<T>) hidden_backward;
   decltype(&half_types::x_backward<T>) x_backward;
   decltype(&half_types::weights_backward<T>) weights_backward;
@@ -73,11 +72,11 @@ const ExpertsProducts<T>* products_for(const ExpertsArgs& args,
   if constexpr (sizeof(T) == 2) {
     static constexpr ExpertsProducts<T> kHopper{
         hopper::kTilePairs,     hopper::score_parts,        hopper::hidden_forward<T>,
-        hopper::out_forward<T>, hopper::combine<T>,         hopper::hidden_backward<T>,
+        hopper::out_forward<T>,          hopper::hidden_backward<T>,
         hopper::x_backward<T>,  hopper::weights_backward<T>};
     static constexpr ExpertsProducts<T> kHalf{
         half_types::kTilePairs,     half_types::score_parts,        half_types::hidden_forward<T>,
-        half_types::out_forward<T>, half_types::combine<T>,         half_types::hidden_backward<T>,
+        half_types::out_forward<T>,          half_types::hidden_backward<T>,
         half_types::x_backward<T>,  half_types::weights_backward<T>};
     if (hopper::takes(args, addresses)) return &kHopper;
     if (half_types::takes(args, addresses)) return &kHalf;

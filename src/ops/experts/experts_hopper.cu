@@ -7,7 +7,7 @@ namespace mlxtape::ops::hopper {
 
 namespace {
 
-// g and u of 128 pairs and 128 inner channels, which are the two halves of a tile's columns, and a.
+// g and u of 192 pairs and 128 inner channels, and a: of a group's columns half are g, half u of 64 channels.
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
     hidden_kernel(ExpertsArgs args, ExpertsTiles tiles, const T* x, const unsigned* order,
@@ -22,75 +22,75 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (is_loader()) {
     cuda::give_registers<kLoaderRegisters>();
     GatheredRows<T> rows;
-    unsigned turn = 0;
-    for (Walk walk(tiles, across); walk.more(); walk.next(), turn ^= 1U) {
-      rows.find(r, turn, args, walk.tile, order);
+    for (Walk walk(tiles, across); walk.more(); walk.next()) {
+      rows.find(args, walk.tile, order);
       for (int s = 0; s < steps; ++s, at.next()) {
         wait_empty(r, at);
         const unsigned to = cuda::shared_address(r.slot[at.slot]);
         if (loader_thread() == 0) {
           std::uint64_t* full = &r.full[at.slot];
           const int row = walk.col() * (kCols / 2);
+          r.note[at.slot] = walk.note();
           cuda::barrier_arrive_expect(full, kBytesB);
-          cuda::bring_tile(to + kBytesA, gate, s * kDepth, row, walk.tile.expert, full);
-          cuda::bring_tile(to + kBytesA + kBytesB / 2, up, s * kDepth, row, walk.tile.expert, full);
+#pragma unroll
+          for (int group = 0; group < 2; ++group) {
+            const unsigned at_group = to + kBytesA + static_cast<unsigned>(group) * (kBytesB / 2);
+            const int first = row + group * 64;
+            cuda::bring_tile(at_group, gate, s * kDepth, first, walk.tile.expert, full);
+            cuda::bring_tile(at_group + kBytesB / 4, up, s * kDepth, first, walk.tile.expert, full);
+          }
         }
         rows.bring(to, x, static_cast<unsigned>(width), s * kDepth);
         cuda::arrive_with_chunks(&r.full[at.slot]);
       }
     }
+    end_notes<true>(r, at);
   } else {
     cuda::take_registers<kMakerRegisters>();
     const unsigned stage = cuda::shared_address(r.stage[threadIdx.x / cuda::kWarp]);
-    const int above = maker_group() * 64, row = above + maker_warp() * 16;
-    Walk walk(tiles, across);
-    while (walk.more()) {
-      Walk later = walk;
-      later.next();
-      if (walk.tile.count <= above) {
-        pass_by(r, at, steps);
-      } else {
-        cuda::GroupSums sums;
-        multiply<T, false, false, true>(r, at, steps, sums);
-        const int rows = walk.tile.count - row, first_col = walk.col() * (kCols / 2);
-        const std::int64_t place = std::int64_t{walk.tile.first} + row;
-        T* g_to = hidden + place * 2 * inner + first_col;
-        T* a_to = active + place * inner + first_col;
-#pragma unroll 1
-        for (int part = 0; part < 2;
-             ++part) {  // unrolled, the two would mix and need too many registers
-          const int cols = inner - first_col - part * 64;
-          unsigned g[4][4], u[4][4];
+    const int above = maker_warp() * 16;
+    for (Note tile; (tile = next_note(r, at)).expert >= 0;) {
+      Sums sums;
+      multiply<T, false, false, true>(r, at, steps, blocks_of(tile.count), sums);
+      int first_col = tile.which * (kCols / 2) + maker_group() * 64, pitch = inner;
+      here(first_col);
+      here(pitch);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            words_of(i, g[i], [&](int j) { return cuda::two_of<T>(sums.v[j], sums.v[j + 1]); });
-            words_of(i, u[i],
-                     [&](int j) { return cuda::two_of<T>(sums.v[64 + j], sums.v[65 + j]); });
-            cuda::store_matrices(stage, i, g[i]);
-            cuda::store_matrices(stage + kStageBytes, i, u[i]);
-          }
-          store_stage(stage, g_to + part * 64, 2 * inner, rows, cols);
+      for (int m = 0; m < kBlocksDown; ++m) {
+        if (m * 64 >= tile.count || first_col >= inner) break;
+        const int rows = tile.count - m * 64 - above;
+        unsigned place = tile.first + static_cast<unsigned>(m * 64 + above);
+        const unsigned staged = matrices_in(stage);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            unsigned made[4];
-#pragma unroll
-            for (int m = 0; m < 4; ++m) {
-              const float2 z = cuda::both_of<T>(g[i][m]), v = cuda::both_of<T>(u[i][m]);
-              made[m] = cuda::two_of<T>(z.x * cuda::sigmoid<T>(z.x).value * v.x,
-                                        z.y * cuda::sigmoid<T>(z.y).value * v.y);
-            }
-            cuda::store_matrices(stage, i, made);
-          }
-          store_stage(stage + kStageBytes, g_to + inner + part * 64, 2 * inner, rows, cols);
-          store_stage(stage, a_to + part * 64, inner, rows, cols);
-#pragma unroll
-          for (int j = 0; j < 32; ++j) {
-            sums.v[j] = sums.v[32 + j];
-            sums.v[64 + j] = sums.v[96 + j];
-          }
+        for (int i = 0; i < 4; ++i) {
+          unsigned w[4];
+          words_of<T>(sums.block[m], i, w);
+          put_matrices(staged, i, w);
+          words_of<T>(sums.block[m], 4 + i, w);
+          put_matrices(staged + kStageBytes, i, w);
         }
+        __syncwarp();
+        const Chunks mine;
+        place += mine.row;
+        here(place);
+        T* g_to = hidden + std::int64_t{place} * 2 * pitch + first_col + mine.col;
+        T* a_to = active + std::int64_t{place} * pitch + first_col + mine.col;
+#pragma unroll
+        for (int i = 0; i < 4; ++i, g_to += 8 * pitch, a_to += 4 * pitch) {
+          const cuda::Pack<T> gs = mine.load<T>(stage, i),
+                              us = mine.load<T>(stage + kStageBytes, i);
+          if (4 * i + static_cast<int>(mine.row) >= rows) continue;
+          store_now(gs, g_to);
+          store_now(us, g_to + pitch);
+          float g[8], u[8];
+          cuda::unpack(gs, g);
+          cuda::unpack(us, u);
+#pragma unroll
+          for (int c = 0; c < 8; ++c) g[c] *= cuda::sigmoid<T>(g[c]).value * u[c];
+          store_now(cuda::pack_of<T>(g), a_to);
+        }
+        __syncwarp();
       }
-      walk = later;
     }
   }
 }
@@ -114,74 +114,26 @@ __global__ void __launch_bounds__(kThreads, 1)
           wait_empty(r, at);
           const unsigned to = cuda::shared_address(r.slot[at.slot]);
           std::uint64_t* full = &r.full[at.slot];
-          cuda::barrier_arrive_expect(full, kBytesA + kBytesB);
-          cuda::bring_tile(to, active, s * kDepth, static_cast<int>(walk.tile.first), 0, full);
+          r.note[at.slot] = walk.note();
+          cuda::barrier_arrive_expect(
+              full, kBytesB + static_cast<unsigned>(blocks_of(walk.tile.count)) * kBlockBytesA);
+          bring_rows(to, active, s * kDepth, walk.tile, full);
           cuda::bring_tile(to + kBytesA, down, s * kDepth, walk.col() * kCols, walk.tile.expert,
                            full);
         }
       }
+      end_notes<false>(r, at);
     }
   } else {
     cuda::take_registers<kMakerRegisters>();
     const unsigned stage = cuda::shared_address(r.stage[threadIdx.x / cuda::kWarp]);
-    const int above = maker_group() * 64, row = above + maker_warp() * 16;
-    Walk walk(tiles, across);
-    while (walk.more()) {
-      Walk later = walk;
-      later.next();
-      if (walk.tile.count <= above) {
-        pass_by(r, at, steps);
-      } else {
-        cuda::GroupSums sums;
-        multiply<T, false, false, false>(r, at, steps, sums);
-        store_sums(stage, sums,
-                   out + (std::int64_t{walk.tile.first} + row) * width + walk.col() * kCols, width,
-                   walk.tile.count - row, width - walk.col() * kCols);
-      }
-      walk = later;
+    for (Note tile; (tile = next_note(r, at)).expert >= 0;) {
+      Sums sums;
+      multiply<T, false, false, false>(r, at, steps, blocks_of(tile.count), sums);
+      store_sums(stage, sums, out + std::int64_t{tile.first} * width + tile.which * kCols, width,
+                 tile.count, width - tile.which * kCols);
     }
   }
-}
-
-// A thread has 8 channels of a token.
-constexpr int kCombineThreads = 256;
-
-template <class T, int kAtOnce>
-__global__ void __launch_bounds__(kCombineThreads)
-    combine_kernel(ExpertsArgs args, const T* from, const unsigned* places, const unsigned* offsets,
-                   const T* scores, T* to) {
-  cuda::wait_turn();
-  const unsigned packs = static_cast<unsigned>(args.width / 8);
-  const std::int64_t i = std::int64_t{blockIdx.x} * kCombineThreads + threadIdx.x;
-  const std::int64_t t = i / packs;
-  if (t >= args.tokens) return;
-  const unsigned h = static_cast<unsigned>(i - t * packs) * 8;
-  const unsigned end = offsets[args.experts];
-  const int chosen = static_cast<int>(args.chosen);
-  float sum[8] = {};
-  for (int j = 0; j < chosen; j += kAtOnce) {
-    cuda::Pack<T> some[kAtOnce];
-    float weight[kAtOnce];
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      weight[k] = 0;
-      some[k] = {};
-      if (j + k >= chosen) continue;
-      const std::int64_t pair = t * chosen + j + k;
-      const unsigned place = places[pair];
-      if (place >= end) continue;
-      weight[k] = scores == nullptr ? 1 : cuda::widen(scores[pair]);
-      some[k] = cuda::load_pack(from + std::int64_t{place} * args.width + h);
-    }
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      float v[8];
-      cuda::unpack(some[k], v);
-#pragma unroll
-      for (int c = 0; c < 8; ++c) sum[c] = fmaf(weight[k], v[c], sum[c]);
-    }
-  }
-  cuda::store_pack(cuda::pack_of<T>(sum), to + t * args.width + h);
 }
 
 }  // namespace
@@ -203,7 +155,7 @@ template <class T>
 void hidden_forward(const ExpertsArgs& args, ExpertsTiles tiles, const T* x, const unsigned* order,
                     const T* gate, const T* up, T* hidden, T* active, cudaStream_t stream) {
   const auto map = [&](const T* w) {
-    return cuda::tensor_map(w, args.width, args.inner, args.experts, kCols / 2);
+    return cuda::tensor_map(w, args.width, args.inner, args.experts, 64);
   };
   cuda::launch(hidden_kernel<T>, kBlocks, kThreads, kRoomBytes, 1, stream, args, tiles, x, order,
                map(gate), map(up), hidden, active);
@@ -213,25 +165,15 @@ template <class T>
 void out_forward(const ExpertsArgs& args, ExpertsTiles tiles, const T* active, const T* down,
                  T* out, cudaStream_t stream) {
   cuda::launch(out_kernel<T>, kBlocks, kThreads, kRoomBytes, 1, stream, args, tiles,
-               cuda::tensor_map(active, args.inner, args.tokens * args.chosen, 1, kRows),
+               cuda::tensor_map(active, args.inner, args.tokens * args.chosen, 1, 64),
                cuda::tensor_map(down, args.inner, args.width, args.experts, kCols), out);
-}
-
-template <class T>
-void combine(const ExpertsArgs& args, const T* from, const unsigned* places,
-             const unsigned* offsets, const T* scores, T* to, cudaStream_t stream) {
-  const std::int64_t packs = args.tokens * (args.width / 8);
-  cuda::launch(combine_kernel<T, 5>, (packs + kCombineThreads - 1) / kCombineThreads,
-               kCombineThreads, 0, 1, stream, args, from, places, offsets, scores, to);
 }
 
 #define MT_FORWARD(T)                                                                          \
   template void hidden_forward<T>(const ExpertsArgs&, ExpertsTiles, const T*, const unsigned*, \
                                   const T*, const T*, T*, T*, cudaStream_t);                   \
   template void out_forward<T>(const ExpertsArgs&, ExpertsTiles, const T*, const T*, T*,       \
-                               cudaStream_t);                                                  \
-  template void combine<T>(const ExpertsArgs&, const T*, const unsigned*, const unsigned*,     \
-                           const T*, T*, cudaStream_t);
+                               cudaStream_t);
 MT_FORWARD(F16)
 MT_FORWARD(BF16)
 #undef MT_FORWARD

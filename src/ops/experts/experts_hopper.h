@@ -25,7 +25,7 @@ struct ExpertsTiles {
 
 namespace hopper {
 
-constexpr int kTilePairs = 128;  // of a tile at most, in the lists given here
+constexpr int kTilePairs = 192;  // of a tile at most, in the lists given here
 
 // Whether this device, these sizes and these addresses are for it: H and I multiples of 64, 16-byte addresses.
 bool takes(const ExpertsArgs& args, std::initializer_list<const void*> addresses);
@@ -40,13 +40,8 @@ template <class T>
 void out_forward(const ExpertsArgs& args, ExpertsTiles tiles, const T* active, const T* down,
                  T* out, cudaStream_t stream);
 
-// to [T, H] = Σ_j scores[t, j]·from[places[t, j]], in the order of j; scores null: all 1.
-template <class T>
-void combine(const ExpertsArgs& args, const T* from, const unsigned* places,
-             const unsigned* offsets, const T* scores, T* to, cudaStream_t stream);
-
 // d_hidden, active = scores∘a rounded, and parts [score_parts(I), pairs] of dscores.
-constexpr std::int64_t score_parts(std::int64_t inner) { return (inner + 255) / 256; }
+constexpr std::int64_t score_parts(std::int64_t inner) { return inner / 64; }
 template <class T>
 void hidden_backward(const ExpertsArgs& args, ExpertsTiles tiles, const T* dy, const T* hidden,
                      const unsigned* order, const T* scores, const T* down, T* d_hidden, T* active,

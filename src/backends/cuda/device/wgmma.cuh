@@ -283,6 +283,25 @@ __device__ __forceinline__ void see_memory() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
+// By one thread, from shared memory that all have made seen (see_writes): a tile to device memory, as bring_tile would
+// find it there. What is sent waits for sent.
+__device__ __forceinline__ void send_tile(const CUtensorMap& map, unsigned from, int x, int y,
+                                          int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+          &map),
+      "r"(from), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+__device__ __forceinline__ void sent() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// What this thread sent has left shared memory; has arrived.
+__device__ __forceinline__ void wait_sent() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void wait_arrived() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 // 16 bytes that the thread copies itself; zeros where !there.
 __device__ __forceinline__ void bring_chunk(unsigned to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
