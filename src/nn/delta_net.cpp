@@ -49,8 +49,10 @@ Projected project(Tape& tape, const Tensor& x, const DeltaNetWeights& w, const D
 
 }  // namespace
 
-Check delta_net_check(const Tensor& x, const DeltaNetWeights& w, const DeltaNetShape& s) {
-  if (const Check check = expect_tokens("delta_net", x)) return check;
+Check delta_net_check(const Tensor& x, const DeltaNetWeights& w, const DeltaNetShape& s,
+                      const DeltaNetState& before) {
+  constexpr const char* kBlock = "delta_net";
+  if (const Check check = expect_tokens(kBlock, x)) return check;
   if (s.key_heads < 1 || s.key_dim < 1 || s.value_dim < 1 || s.value_heads < 1 ||
       s.value_heads % s.key_heads != 0) {
     return Error(
@@ -61,25 +63,48 @@ Check delta_net_check(const Tensor& x, const DeltaNetWeights& w, const DeltaNetS
   }
   const std::int64_t width = x.shape().back(), values = s.value_heads * s.value_dim;
   const std::int64_t mixed = 2 * s.key_heads * s.key_dim + values;
-  const bool by_head = w.qkvz.defined();
-  const std::int64_t taps = w.conv.rank() == 2 ? w.conv.shape()[1] : 1;
-  return expect_weights("delta_net", x,
-                        {{by_head, "qkvz", w.qkvz, {mixed + values, width}},
-                         {by_head, "ba", w.ba, {2 * s.value_heads, width}},
-                         {!by_head, "qkv", w.qkv, {mixed, width}},
-                         {!by_head, "z", w.z, {values, width}},
-                         {!by_head, "b", w.b, {s.value_heads, width}},
-                         {!by_head, "a", w.a, {s.value_heads, width}},
-                         {true, "conv", w.conv, {mixed, taps}, w.conv.dtype()},
-                         {true, "A_log", w.a_log, {s.value_heads}, w.a_log.dtype()},
-                         {true, "dt_bias", w.dt_bias, {s.value_heads}, w.dt_bias.dtype()},
-                         {true, "norm", w.norm, {s.value_dim}, w.norm.dtype()},
-                         {true, "out", w.out, {width, values}}});
+  if (w.qkvz.defined()) {
+    if (const Check check = expect_absent(
+            kBlock, {{"qkv", w.qkv}, {"z", w.z}, {"b", w.b}, {"a", w.a}}, "beside qkvz and ba")) {
+      return check;
+    }
+    if (const Check check = expect_weights(kBlock, x,
+                                           {{"qkvz", w.qkvz, {mixed + values, width}},
+                                            {"ba", w.ba, {2 * s.value_heads, width}}})) {
+      return check;
+    }
+  } else {
+    if (const Check check = expect_absent(kBlock, {{"ba", w.ba}}, "without qkvz")) return check;
+    if (const Check check = expect_weights(kBlock, x,
+                                           {{"qkv", w.qkv, {mixed, width}},
+                                            {"z", w.z, {values, width}},
+                                            {"b", w.b, {s.value_heads, width}},
+                                            {"a", w.a, {s.value_heads, width}}})) {
+      return check;
+    }
+  }
+  if (const Check check =
+          expect_weights(kBlock, x,
+                         {{"conv", w.conv, {mixed, kAny}, w.conv.dtype()},
+                          {"A_log", w.a_log, {s.value_heads}, w.a_log.dtype()},
+                          {"dt_bias", w.dt_bias, {s.value_heads}, w.dt_bias.dtype()},
+                          {"norm", w.norm, {s.value_dim}, w.norm.dtype()},
+                          {"out", w.out, {width, values}}})) {
+    return check;
+  }
+  if (!before.conv.defined() && !before.rule.defined()) return std::nullopt;
+  const std::int64_t batch = x.shape()[0];
+  return expect_weights(kBlock, x,
+                        {{"the state's conv", before.conv, {batch, w.conv.dim(1) - 1, mixed}},
+                         {"the state's rule",
+                          before.rule,
+                          {batch, s.value_heads, s.value_dim, s.key_dim},
+                          DType::kF32}});
 }
 
 DeltaNetResult delta_net(Tape& tape, const Tensor& x, const DeltaNetWeights& w,
                          const DeltaNetShape& s, const DeltaNetState& before, bool want_state) {
-  require(delta_net_check(x, w, s));
+  require(delta_net_check(x, w, s, before));
   const std::int64_t batch = x.shape()[0], tokens = x.shape()[1], keys = s.key_heads * s.key_dim;
   const Projected in = project(tape, x, w, s);
   ops::Conv1dDepthwiseCausalOptions filter;

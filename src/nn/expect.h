@@ -15,29 +15,50 @@ inline Check expect_tokens(const char* block, const Tensor& x) {
                                  to_string(x.shape()));
 }
 
+constexpr std::int64_t kAny = -1;  // in a weight's shape: any number from 1 on
+
 struct Weight {
-  bool wanted;
   const char* name;
   const Tensor& tensor;
   Shape shape;
   std::optional<DType> dtype = {};  // that of x unless said
 };
 
-// Those that are wanted have their shapes, the others are not defined.
 inline Check expect_weights(const char* block, const Tensor& x,
                             std::initializer_list<Weight> weights) {
   for (const Weight& w : weights) {
-    if (!w.wanted && w.tensor.defined()) {
-      return Error(Errc::kArgument,
-                   std::string(block) + ": " + w.name + " must not be given beside the others");
+    const std::string must = std::string(block) + ": " + w.name + " must be ";
+    if (!w.tensor.defined()) return Error(Errc::kArgument, must + "given");
+    Shape shape = w.shape;
+    bool fits = w.tensor.rank() == shape.rank();
+    std::string said = "[";
+    for (std::int64_t i = 0; i < shape.rank(); ++i) {
+      said += (i == 0 ? "" : ", ") + (shape[i] == kAny ? "any" : std::to_string(shape[i]));
+      if (fits && shape[i] == kAny) shape[i] = w.tensor.dim(i);
+      fits = fits && shape[i] == w.tensor.dim(i) && (w.shape[i] != kAny || shape[i] > 0);
     }
-    if (!w.wanted) continue;
-    if (!w.tensor.defined()) {
-      return Error(Errc::kArgument, std::string(block) + ": " + w.name + " must be given");
+    if (!fits) {
+      return Error(Errc::kShape, must + said + "], got " + to_string(w.tensor.shape()));
     }
-    if (const Check check = ops::expect_tensor({block, "x", x}, w.name, w.tensor, w.shape,
+    if (const Check check = ops::expect_tensor({block, "x", x}, w.name, w.tensor, shape,
                                                w.dtype.value_or(x.dtype()))) {
       return check;
+    }
+  }
+  return std::nullopt;
+}
+
+// Weights of another form of the block: why says beside what, or without what, they must not come.
+struct Other {
+  const char* name;
+  const Tensor& tensor;
+};
+inline Check expect_absent(const char* block, std::initializer_list<Other> others,
+                           const char* why) {
+  for (const Other& other : others) {
+    if (other.tensor.defined()) {
+      return Error(Errc::kArgument,
+                   std::string(block) + ": " + other.name + " must not be given " + why);
     }
   }
   return std::nullopt;

@@ -14,6 +14,7 @@ namespace {
 
 // [B, L, heads, D], its positions turned; rope counts them along the axis before the channels.
 Tensor turned(Tape& tape, const Tensor& x, const GatedAttentionShape& shape) {
+  if (shape.rope_dims == 0) return x;  // to rope 0 means all of them
   ops::RopeOptions options;
   options.dims = shape.rope_dims;
   options.base = shape.rope_base;
@@ -33,15 +34,20 @@ Check gated_attention_check(const Tensor& x, const GatedAttentionWeights& w,
             std::to_string(s.heads) + " and " + std::to_string(s.key_heads) + " of " +
             std::to_string(s.head_dim));
   }
+  if (s.rope_dims < 0 || s.rope_dims > s.head_dim || s.rope_dims % 2 != 0) {
+    return Error(Errc::kArgument,
+                 "gated_attention: rope_dims must be even and from 0 to head_dim " +
+                     std::to_string(s.head_dim) + ", got " + std::to_string(s.rope_dims));
+  }
   const std::int64_t width = x.shape().back(), queries = s.heads * s.head_dim;
   const std::int64_t keys = s.key_heads * s.head_dim;
   return expect_weights("gated_attention", x,
-                        {{true, "q", w.q, {2 * queries, width}},
-                         {true, "k", w.k, {keys, width}},
-                         {true, "v", w.v, {keys, width}},
-                         {true, "o", w.o, {width, queries}},
-                         {true, "q_norm", w.q_norm, {s.head_dim}, w.q_norm.dtype()},
-                         {true, "k_norm", w.k_norm, {s.head_dim}, w.k_norm.dtype()}});
+                        {{"q", w.q, {2 * queries, width}},
+                         {"k", w.k, {keys, width}},
+                         {"v", w.v, {keys, width}},
+                         {"o", w.o, {width, queries}},
+                         {"q_norm", w.q_norm, {s.head_dim}, w.q_norm.dtype()},
+                         {"k_norm", w.k_norm, {s.head_dim}, w.k_norm.dtype()}});
 }
 
 Tensor gated_attention(Tape& tape, const Tensor& x, const GatedAttentionWeights& w,

@@ -1,5 +1,6 @@
 #include "mlxtape/nn/linear.h"
 
+#include "expect.h"
 #include "mlxtape/ops/elementwise.h"
 #include "mlxtape/ops/layout.h"
 #include "mlxtape/ops/matmul.h"
@@ -23,7 +24,22 @@ Tensor linear(Tape& tape, const Tensor& x, const Tensor& w) {
   return ops::reshape(tape, ops::matmul(tape, rows, ops::transpose(tape, w, {1, 0})), shape);
 }
 
+Check swiglu_network_check(const Tensor& x, const SwigluWeights& w) {
+  constexpr const char* kBlock = "swiglu_network";
+  if (x.rank() == 0) {
+    return Error(Errc::kShape, "swiglu_network: x must be [..., width], got []");
+  }
+  const std::int64_t width = x.shape().back();
+  if (const Check check = expect_weights(kBlock, x, {{"gate", w.gate, {kAny, width}}})) {
+    return check;
+  }
+  const std::int64_t inner = w.gate.dim(0);
+  return expect_weights(kBlock, x,
+                        {{"up", w.up, {inner, width}}, {"down", w.down, {width, inner}}});
+}
+
 Tensor swiglu_network(Tape& tape, const Tensor& x, const SwigluWeights& w) {
+  require(swiglu_network_check(x, w));
   return linear(tape, ops::swiglu(tape, linear(tape, x, w.gate), linear(tape, x, w.up)), w.down);
 }
 

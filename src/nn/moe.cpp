@@ -7,26 +7,43 @@
 
 namespace mlxtape::nn {
 
-Check moe_check(const Tensor& x, const MoeWeights& w) {
-  if (const Check check = expect_tokens("moe", x)) return check;
+Check moe_check(const Tensor& x, const MoeWeights& w, const MoeShape& shape) {
+  constexpr const char* kBlock = "moe";
+  if (const Check check = expect_tokens(kBlock, x)) return check;
   const std::int64_t width = x.shape().back();
-  const std::int64_t experts = w.router.rank() == 2 ? w.router.shape()[0] : 1;
-  const std::int64_t inner = w.experts.gate.rank() == 3 ? w.experts.gate.shape()[1] : 1;
-  const std::int64_t shared = w.shared.gate.rank() == 2 ? w.shared.gate.shape()[0] : 1;
-  const bool has_shared = w.shared_gate.defined();
-  return expect_weights("moe", x,
-                        {{true, "router", w.router, {experts, width}},
-                         {true, "experts.gate", w.experts.gate, {experts, inner, width}},
-                         {true, "experts.up", w.experts.up, {experts, inner, width}},
-                         {true, "experts.down", w.experts.down, {experts, width, inner}},
-                         {has_shared, "shared.gate", w.shared.gate, {shared, width}},
-                         {has_shared, "shared.up", w.shared.up, {shared, width}},
-                         {has_shared, "shared.down", w.shared.down, {width, shared}},
-                         {has_shared, "shared_gate", w.shared_gate, {1, width}}});
+  if (const Check check = expect_weights(kBlock, x, {{"router", w.router, {kAny, width}}})) {
+    return check;
+  }
+  const std::int64_t experts = w.router.dim(0);
+  if (shape.chosen < 1 || shape.chosen > experts) {
+    return Error(Errc::kArgument, "moe: chosen must be from 1 to the router's " +
+                                      std::to_string(experts) + ", got " +
+                                      std::to_string(shape.chosen));
+  }
+  const ops::ExpertWeights& e = w.experts;
+  if (const Check check =
+          expect_weights(kBlock, x, {{"experts.gate", e.gate, {experts, kAny, width}}})) {
+    return check;
+  }
+  const std::int64_t inner = e.gate.dim(1);
+  if (const Check check = expect_weights(kBlock, x,
+                                         {{"experts.up", e.up, {experts, inner, width}},
+                                          {"experts.down", e.down, {experts, width, inner}}})) {
+    return check;
+  }
+  const SwigluWeights& shared = w.shared;
+  if (!w.shared_gate.defined()) {
+    return expect_absent(
+        kBlock,
+        {{"shared.gate", shared.gate}, {"shared.up", shared.up}, {"shared.down", shared.down}},
+        "without shared_gate");
+  }
+  if (const Check check = swiglu_network_check(x, shared)) return check;
+  return expect_weights(kBlock, x, {{"shared_gate", w.shared_gate, {1, width}}});
 }
 
 Tensor moe(Tape& tape, const Tensor& x, const MoeWeights& w, const MoeShape& shape) {
-  require(moe_check(x, w));
+  require(moe_check(x, w, shape));
   const std::int64_t width = x.shape().back();
   const Tensor rows = ops::reshape(tape, x, {x.shape()[0] * x.shape()[1], width});
   const ops::MoeRoute route =

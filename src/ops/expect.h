@@ -31,4 +31,25 @@ inline Check expect_tensor(const Beside& first, const char* name, const Tensor& 
   return std::nullopt;
 }
 
+// Where packed sequences begin: [S+1] for a first tensor whose packed layout has `rank` axes.
+inline Check expect_starts(const Beside& first, const char* layout, std::int64_t rank,
+                           const char* name, const Tensor& starts) {
+  const auto wrong = [&](Errc code, const std::string& what) {
+    return Error(code, std::string(first.op) + ": " + what);
+  };
+  if (first.tensor.rank() != rank) {
+    return wrong(Errc::kShape, std::string(first.name) + " must be " + layout +
+                                   " with sequence_starts, got " + to_string(first.tensor.shape()));
+  }
+  if (starts.rank() != 1 || starts.dim(0) < 2) {
+    return wrong(Errc::kShape, std::string(name) + " must be [S+1] with S at least 1, got " +
+                                   to_string(starts.shape()));
+  }
+  if (starts.dtype() != DType::kI32 && starts.dtype() != DType::kI64) {
+    return wrong(Errc::kDType,
+                 std::string(name) + " must be i32 or i64, got " + name_of(starts.dtype()));
+  }
+  return expect_tensor(first, name, starts, starts.shape(), starts.dtype());
+}
+
 }  // namespace mlxtape::ops

@@ -96,6 +96,7 @@ class GatedAttention : public Blocks {};
 TEST_P(GatedAttention, EveryNumbersGradient) {
   check_every_number(block_of({2, 5, 6, 4, 2, 6, 4}));
   check_every_number(block_of({1, 3, 5, 3, 1, 4, 4}));
+  check_every_number(block_of({1, 3, 4, 2, 2, 4, 0}));  // without positions
 }
 
 TEST_P(GatedAttention, WideHeads) {
@@ -122,6 +123,9 @@ TEST(GatedAttentionCheck, SaysWhatIsWrong) {
       {"rank", nn::gated_attention_check(Tensor::meta({8}), good, shape), Errc::kShape,
        "x must be"},
       {"heads", nn::gated_attention_check(x, good, {4, 3, 4, 2}), Errc::kArgument, "got 4 and 3"},
+      {"odd", nn::gated_attention_check(x, good, {4, 2, 4, 3}), Errc::kArgument, "rope_dims"},
+      {"wide", nn::gated_attention_check(x, good, {4, 2, 4, 6}), Errc::kArgument,
+       "0 to head_dim 4"},
       {"q", with([](auto& w) { w.q = Tensor::meta({16, 8}); }), Errc::kShape, "q must be [32, 8]"},
       {"v", with([](auto& w) { w.v = {}; }), Errc::kArgument, "v must be given"},
       {"norm", with([](auto& w) { w.k_norm = Tensor::meta({8}); }), Errc::kShape,

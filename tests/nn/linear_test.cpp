@@ -28,6 +28,19 @@ TEST_P(Linear, NothingAndWidthZero) {
 
 MT_ON_EVERY_BACKEND(Linear);
 
+TEST(SwigluNetworkCheck, SaysWhatIsWrong) {
+  const Tensor x = Tensor::meta({3, 8}), gate = Tensor::meta({5, 8}), down = Tensor::meta({8, 5});
+  EXPECT_FALSE(nn::swiglu_network_check(x, {gate, gate, down}));
+  expect_refused({
+      {"scalar", nn::swiglu_network_check(Tensor::meta({}), {gate, gate, down}), Errc::kShape, "x"},
+      {"gate", nn::swiglu_network_check(x, {down, gate, down}), Errc::kShape,
+       "gate must be [any, 8]"},
+      {"up", nn::swiglu_network_check(x, {gate, {}, down}), Errc::kArgument, "up must be given"},
+      {"down", nn::swiglu_network_check(x, {gate, gate, gate}), Errc::kShape,
+       "down must be [8, 5]"},
+  });
+}
+
 TEST(LinearCheck, SaysWhatIsWrong) {
   const Tensor x = Tensor::meta({3, 8});
   expect_refused({

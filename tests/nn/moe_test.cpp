@@ -115,26 +115,32 @@ TEST(MoeCheck, SaysWhatIsWrong) {
       {Tensor::meta({4, 2, 8}), Tensor::meta({4, 2, 8}), Tensor::meta({4, 8, 2})},
       {Tensor::meta({5, 8}), Tensor::meta({5, 8}), Tensor::meta({8, 5})},
       Tensor::meta({1, 8})};
-  EXPECT_FALSE(nn::moe_check(x, good));
+  EXPECT_FALSE(nn::moe_check(x, good, {2}));
   const auto with = [&](auto set) {
     nn::MoeWeights w = good;
     set(w);
-    return nn::moe_check(x, w);
+    return nn::moe_check(x, w, {2});
   };
   expect_refused({
-      {"rank", nn::moe_check(Tensor::meta({3, 8}), good), Errc::kShape, "[batch, tokens, width]"},
+      {"rank", nn::moe_check(Tensor::meta({3, 8}), good, {2}), Errc::kShape,
+       "[batch, tokens, width]"},
       {"router", with([](auto& w) { w.router = Tensor::meta({8}); }), Errc::kShape,
-       "router must be"},
+       "router must be [any, 8], got [8]"},
       {"no router", with([](auto& w) { w.router = {}; }), Errc::kArgument, "router must be given"},
       {"experts", with([](auto& w) { w.experts.down = Tensor::meta({4, 2, 8}); }), Errc::kShape,
        "experts.down must be [4, 8, 2]"},
       {"type", with([](auto& w) { w.shared.up = Tensor::meta({5, 8}, DType::kF16); }), Errc::kDType,
-       "shared.up must be f32"},
+       "up must be f32"},
+      {"chosen", nn::moe_check(x, good, {5}), Errc::kArgument, "from 1 to the router's 4, got 5"},
+      {"inner", with([](auto& w) { w.experts.gate = Tensor::meta({4, 8}); }), Errc::kShape,
+       "experts.gate must be [4, any, 8], got [4, 8]"},
+      {"no shared", with([](auto& w) { w.shared.down = {}; }), Errc::kArgument,
+       "down must be given"},
       {"place",
        with([](auto& w) { w.shared_gate = Tensor::meta({1, 8}, DType::kF32, Backend::kMetal); }),
        Errc::kDevice, "where x is"},
       {"no gate", with([](auto& w) { w.shared_gate = {}; }), Errc::kArgument,
-       "shared.gate must not be given"},
+       "shared.gate must not be given without shared_gate"},
   });
 }
 

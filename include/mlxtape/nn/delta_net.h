@@ -10,7 +10,8 @@
 //            before x that a filter still sees; rule [B, nv, dv, dk].
 // Types      x and its projections: f32, f16, bf16, all alike; conv, A_log, dt_bias, norm and the states: as their ops
 //            take them
-// Limits     HF adds ε = 1e-6 to Σq²; MLX's own models dk·1e-6: norm_eps says which.
+// Limits     ε is norm_eps: 1e-6 in transformers and in mlx-lm from 0.32.2 on, dk·1e-6 before it. A state before has
+//            both parts. No mask and no packed sequences.
 #pragma once
 
 #include "mlxtape/tape/tape.h"
@@ -40,7 +41,8 @@ struct DeltaNetResult {
   DeltaNetState state;  // undefined unless wanted
 };
 
-Check delta_net_check(const Tensor& x, const DeltaNetWeights& w, const DeltaNetShape& shape);
+Check delta_net_check(const Tensor& x, const DeltaNetWeights& w, const DeltaNetShape& shape,
+                      const DeltaNetState& before = {});
 
 // Differentiable in x, the weights and the state before, through y and the state after.
 DeltaNetResult delta_net(Tape& tape, const Tensor& x, const DeltaNetWeights& w,

@@ -6,6 +6,7 @@
 // Layout     x, y: [B, L, H]; q: [heads·2·D, H], of each head D rows of queries, then D of the gate; k, v: [key_heads·D,
 //            H]; o: [H, heads·D]; q_norm, k_norm: [D]
 // Types      x and the projections: f32, f16, bf16, all alike; q_norm, k_norm: as rms_norm takes them
+// Limits     rope_dims even, from 0 to D. Positions count from 0: no cache, no packed sequences, no biases.
 #pragma once
 
 #include "mlxtape/tape/tape.h"

@@ -15,6 +15,7 @@ Tensor linear(Tape& tape, const Tensor& x, const Tensor& w);
 struct SwigluWeights {
   Tensor gate, up, down;
 };
+Check swiglu_network_check(const Tensor& x, const SwigluWeights& w);
 Tensor swiglu_network(Tape& tape, const Tensor& x, const SwigluWeights& w);
 
 }  // namespace mlxtape::nn

@@ -24,7 +24,7 @@ struct MoeShape {
   bool renormalise = true;  // the scores of a token add up to 1
 };
 
-Check moe_check(const Tensor& x, const MoeWeights& w);
+Check moe_check(const Tensor& x, const MoeWeights& w, const MoeShape& shape);
 
 Tensor moe(Tape& tape, const Tensor& x, const MoeWeights& w, const MoeShape& shape);
 

@@ -3,10 +3,12 @@
 // Formula    s[t,j] = scale·(q_t·k_j) + mask[t,j];  p[t,j] = exp(s[t,j] − lse_t);  y_t = Σ_j p[t,j]·v_j
 //            lse_t = log(Σ_j exp s[t,j] + exp sink), the last only with sinks
 //            A key does not count where a bool mask is false; causal: where j > i for i = t + keys − queries; with
-//            a window also where j ≤ i − window. Where no key counts y_t = 0.
+//            a window also where j ≤ i − window; and where an added mask brings s under −10⁶, beside which f32 would
+//            lose the rest of lse. Where no key counts y_t = 0. A sink of −inf is none.
 // Gradient   D_t = dy_t·y_t;  ds[t,j] = p[t,j]·(dy_t·v_j − D_t)
 //            dq_t = scale·Σ_j ds[t,j]·k_j;  dk_j = scale·Σ_t ds[t,j]·q_t;  dv_j = Σ_t p[t,j]·dy_t
-//            d_sink = −Σ_t exp(sink − lse_t)·D_t. Heads that share keys: dk and dv are their sums. The mask has none.
+//            d_sink = −Σ_t exp(sink − lse_t)·D_t. Heads that share keys: dk and dv are their sums. The mask has none, and
+//            may not be watched.
 // Layout     q: [B, T, H, D]; k: [B, S, Hk, D]; v: [B, S, Hk, Dv]; y: [B, T, H, Dv]; head h reads key head h/(H/Hk).
 //            mask: [B, H, T, S], each axis but the last may be 1; sinks: [H]; lse: [B, T, H]. Packed: no axis B,
 //            and sequence_starts [N+1]: sequence n is the queries sequence_starts[n] to sequence_starts[n+1], and
@@ -17,7 +19,7 @@
 // Cost       2·(D + Dv) operations for each query, head and key that counts, backward 6·D + 4·Dv. Nothing of size
 //            [T, S] exists; keys that do not count by causal or window are not visited.
 // Limits     D and Dv to 256; H a multiple of Hk; a window needs causal; no mask with packed sequences. Starts: as for
-//            conv1d_depthwise_causal.
+//            conv1d_depthwise_causal. A weight of 0 times inf is NaN: keys and values that do not count must be finite.
 #pragma once
 
 #include "mlxtape/base/error.h"

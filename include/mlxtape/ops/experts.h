@@ -41,6 +41,11 @@ struct ExpertsGradients {
   Tensor dx, dscores, dgate, dup, ddown;
 };
 
+// What is not wanted is not computed, and undefined in the result. On a tape: what nobody asks for.
+struct ExpertsWanted {
+  bool x = true, weights = true;
+};
+
 Check experts_check(const Tensor& x, const ExpertRoute& route, const ExpertWeights& weights);
 Check experts_backward_check(const Tensor& x, const ExpertRoute& route,
                              const ExpertWeights& weights, const ExpertsResult& result,
@@ -50,7 +55,8 @@ ExpertsResult experts(CommandEncoder& encoder, const Tensor& x, const ExpertRout
                       const ExpertWeights& weights);
 ExpertsGradients experts_backward(CommandEncoder& encoder, const Tensor& x,
                                   const ExpertRoute& route, const ExpertWeights& weights,
-                                  const ExpertsResult& result, const Tensor& dy);
+                                  const ExpertsResult& result, const Tensor& dy,
+                                  const ExpertsWanted& wanted = {});
 Tensor experts(Tape& tape, const Tensor& x, const ExpertRoute& route, const ExpertWeights& weights);
 
 }  // namespace mlxtape::ops

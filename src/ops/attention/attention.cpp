@@ -5,6 +5,7 @@
 
 #include "attention_args.h"
 #include "ops/expect.h"
+#include "ops/views.h"
 
 namespace mlxtape::ops {
 
@@ -45,23 +46,6 @@ Shape y_shape(const Tensor& q, const Tensor& v) {
   return a.shape(q.rank());
 }
 
-Check check_starts(const Tensor& q, const char* name, const Tensor& starts, const Shape& shape,
-                   DType dtype) {
-  if (q.rank() != 3) {
-    return wrong(Errc::kShape,
-                 "q must be [T, H, D] with sequence_starts, got " + to_string(q.shape()));
-  }
-  if (starts.rank() != 1 || starts.dim(0) < 2) {
-    return wrong(Errc::kShape, std::string(name) + " must be [N+1] with N at least 1, got " +
-                                   to_string(starts.shape()));
-  }
-  if (dtype != DType::kI32 && dtype != DType::kI64) {
-    return wrong(Errc::kDType,
-                 std::string("sequence_starts must be i32 or i64, got ") + name_of(dtype));
-  }
-  return expect_tensor(q, name, starts, shape, dtype);
-}
-
 Check check_mask(const Tensor& q, const Tensor& k, const Tensor& mask) {
   const Axes a(q), b(k);
   const std::int64_t sizes[] = {a.batch, a.heads, a.tokens, b.tokens};
@@ -83,21 +67,6 @@ Check check_mask(const Tensor& q, const Tensor& k, const Tensor& mask) {
                                     "), got " + name_of(mask.backend()));
   }
   return std::nullopt;
-}
-
-// The strides a kernel can follow, and the tensor, which is a copy where it could not.
-Tensor heads_of(CommandEncoder& encoder, const Tensor& t, std::int64_t (&strides)[3]) {
-  const std::int64_t rank = t.rank();
-  const bool side_by_side = t.shape().back() == 1 || t.strides()[rank - 1] == 1;
-  Tensor rows = side_by_side ? t : encoder.contiguous(t);
-  strides[0] = rank == 4 ? rows.strides()[0] : 0;
-  strides[1] = rows.strides()[rank - 3];
-  strides[2] = rows.strides()[rank - 2];
-  return rows;
-}
-
-Tensor contiguous_or_absent(CommandEncoder& encoder, const Tensor& t) {
-  return t.defined() ? encoder.contiguous(t) : t;
 }
 
 // What both kernels are given.
@@ -157,12 +126,12 @@ Check attention_check(const Tensor& q, const Tensor& k, const Tensor& v,
   const Tensor& starts = options.sequence_starts;
   if (starts.defined()) {
     if (const Check check =
-            check_starts(q, "sequence_starts", starts, starts.shape(), starts.dtype())) {
+            expect_starts({"attention", "q", q}, "[T, H, D]", 3, "sequence_starts", starts)) {
       return check;
     }
     if (options.key_starts.defined()) {
       if (const Check check =
-              check_starts(q, "key_starts", options.key_starts, starts.shape(), starts.dtype())) {
+              expect_tensor(q, "key_starts", options.key_starts, starts.shape(), starts.dtype())) {
         return check;
       }
     }
@@ -251,6 +220,8 @@ AttentionGradients attention_backward(CommandEncoder& encoder, const Tensor& q, 
     encoder.dispatch(kBackward, q.dtype(), c.args,
                      {c.q, c.k, c.v, c.mask, c.sinks, c.starts, c.key_starts, y, lse, dy_rows},
                      {grads.dq, grads.dk, grads.dv, grads.d_sinks});
+  } else if (options.sinks.defined()) {
+    grads.d_sinks = encoder.zeros(options.sinks.shape(), DType::kF32);
   }
   return grads;
 }
@@ -287,6 +258,10 @@ void attention_pullback(Pullback& pullback) {
 
 Tensor attention(Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v,
                  const AttentionOptions& options) {
+  if (options.mask.defined() && tape.wants({options.mask})) {
+    throw wrong(Errc::kNoGradient,
+                "mask must not be watched or made of what is: no gradient flows to it");
+  }
   AttentionResult result = attention(tape.encoder(), q, k, v, options);
   if (tape.wants({q, k, v, options.sinks})) {
     tape.record("attention", attention_pullback, {q, k, v, options.sinks}, {&result.y},

@@ -381,8 +381,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         const Span span = room.span[stage][c];
         float weight = 0;
         if (j >= span.first && j < span.last) {
-          const float score =
-              masked(args, in, s, t0 + c, h, j, p[n][i] * (args.scale * kLog2E));
+          const float score = masked(args, in, s, t0 + c, h, j, p[n][i] * (args.scale * kLog2E));
           weight = power_of_two(score - room.shift[stage][c]);
         }
         p[n][i] = weight;

@@ -229,7 +229,7 @@ TEST(AttentionCheck, SaysWhatIsWrong) {
       {"starts for a batch", with({.sequence_starts = starts}), Errc::kShape,
        "q must be [T, H, D] with sequence_starts, got [2, 5, 4, 8]"},
       {"one start", packed({.sequence_starts = meta({1}, DType::kI32)}), Errc::kShape,
-       "sequence_starts must be [N+1] with N at least 1, got [1]"},
+       "sequence_starts must be [S+1] with S at least 1, got [1]"},
       {"starts of rank 2", packed({.sequence_starts = meta({3, 1}, DType::kI32)}), Errc::kShape,
        "got [3, 1]"},
       {"float starts", packed({.sequence_starts = meta({3})}), Errc::kDType,
@@ -238,7 +238,7 @@ TEST(AttentionCheck, SaysWhatIsWrong) {
        "sequence_starts must be where q is (cpu), got metal"},
       {"starts of keys of rank 0",
        packed({.sequence_starts = starts, .key_starts = meta({}, DType::kI32)}), Errc::kShape,
-       "key_starts must be [N+1] with N at least 1, got []"},
+       "key_starts must be [3], got []"},
       {"more keys' sequences",
        packed({.sequence_starts = starts, .key_starts = meta({4}, DType::kI32)}), Errc::kShape,
        "key_starts must be [3], got [4]"},
@@ -587,6 +587,47 @@ TEST_P(Attention, AsMlx) {
 }
 
 // A query that is no number has no result; the others have theirs. Here each sees one key, or one of many.
+// A row that an added mask takes away altogether, as padding does, has no keys; neither has one whose sink is −inf.
+TEST_P(Attention, MaskedRowsAndSinksThatDoNotCount) {
+  using Values = std::vector<double>;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const double none : {-1e9, static_cast<double>(std::numeric_limits<float>::lowest())}) {
+      const Tensor q = upload({1, 2, 0.5, -1}, {1, 2, 1, 2}, dtype);
+      const Tensor k = upload({1, 0, 0, 1, 1, 1}, {1, 3, 1, 2}, dtype);
+      const Tensor v = upload({1, 2, 3, 4, 5, 6}, {1, 3, 1, 2}, dtype);
+      AttentionOptions o;
+      o.mask = upload({none, none, none, none, 0, none}, {1, 1, 2, 3}, DType::kF32);
+      o.sinks = upload({-INFINITY}, {1}, DType::kF32);
+      const auto r = ops::attention(encoder(), q, k, v, o);
+      EXPECT_EQ(download(r.y), (Values{0, 0, 3, 4}));
+      const auto g = ops::attention_backward(encoder(), q, k, v, r,
+                                             upload({1, 1, 1, 1}, {1, 2, 1, 2}, dtype), o);
+      EXPECT_EQ(download(g.dv), (Values{0, 0, 1, 1, 0, 0}));
+      EXPECT_EQ(download(g.dq), Values(4, 0));
+      EXPECT_EQ(download(g.dk), Values(6, 0));
+      EXPECT_EQ(download(g.d_sinks), Values(1, 0));
+    }
+  }
+}
+
+TEST_P(Attention, NothingHasSinksThatDoNotMatter) {
+  AttentionOptions o;
+  o.sinks = upload({1, 2}, {2}, DType::kF32);
+  const Tensor none = encoder().zeros({0, 3, 2, 4}, DType::kF32);
+  const auto r = ops::attention(encoder(), none, none, none, o);
+  const auto g = ops::attention_backward(encoder(), none, none, none, r, none, o);
+  EXPECT_EQ(download(g.d_sinks), std::vector<double>(2, 0));
+}
+
+TEST_P(Attention, AMaskHasNoGradient) {
+  Tape tape(encoder());
+  const Tensor x = tape.watch(encoder().zeros({1, 2, 1, 4}, DType::kF32));
+  AttentionOptions o;
+  o.mask = tape.watch(encoder().zeros({1, 1, 2, 2}, DType::kF32));
+  expect_error(Errc::kNoGradient, "mask must not be watched",
+               [&] { static_cast<void>(ops::attention(tape, x, x, x, o)); });
+}
+
 TEST_P(Attention, NaNStaysNaN) {
   for (const std::int64_t tokens : {2, 70}) {
     for (const bool causal : {false, true}) {

@@ -1,6 +1,8 @@
 #include "mlxtape/ops/conv1d_depthwise_causal.h"
 
 #include "conv1d_depthwise_causal_args.h"
+#include "ops/expect.h"
+#include "ops/views.h"
 
 namespace mlxtape::ops {
 
@@ -57,26 +59,6 @@ Check check_taps(const Tensor& x, const Tensor& w) {
   return std::nullopt;
 }
 
-Check check_starts(const Tensor& x, const Tensor& starts) {
-  if (x.rank() != 2) {
-    return wrong(Errc::kShape,
-                 "x must be [T, C] with sequence_starts, got " + to_string(x.shape()));
-  }
-  if (starts.rank() != 1 || starts.dim(0) < 2) {
-    return wrong(Errc::kShape, "sequence_starts must be [S+1] with S at least 1, got " +
-                                   to_string(starts.shape()));
-  }
-  if (starts.dtype() != DType::kI32 && starts.dtype() != DType::kI64) {
-    return wrong(Errc::kDType,
-                 std::string("sequence_starts must be i32 or i64, got ") + name_of(starts.dtype()));
-  }
-  if (starts.backend() != x.backend()) {
-    return wrong(Errc::kDevice, std::string("sequence_starts must be where x is (") +
-                                    name_of(x.backend()) + "), got " + name_of(starts.backend()));
-  }
-  return std::nullopt;
-}
-
 Conv1dDepthwiseCausalArgs args_of(const Tensor& x, const Tensor& w, const Tensor& starts,
                                   bool silu) {
   const bool batched = x.rank() == 3;
@@ -96,10 +78,6 @@ Shape state_shape(const Conv1dDepthwiseCausalArgs& args) {
   return {args.sequences, args.taps - 1, args.channels};
 }
 
-Tensor contiguous_or_absent(CommandEncoder& encoder, const Tensor& t) {
-  return t.defined() ? encoder.contiguous(t) : t;
-}
-
 }  // namespace
 
 Check conv1d_depthwise_causal_check(const Tensor& x, const Tensor& w,
@@ -109,7 +87,10 @@ Check conv1d_depthwise_causal_check(const Tensor& x, const Tensor& w,
   }
   if (const Check check = check_taps(x, w)) return check;
   if (options.sequence_starts.defined()) {
-    if (const Check check = check_starts(x, options.sequence_starts)) return check;
+    if (const Check check = expect_starts({"conv1d_depthwise_causal", "x", x}, "[T, C]", 2,
+                                          "sequence_starts", options.sequence_starts)) {
+      return check;
+    }
   }
   if (options.initial_state.defined()) {
     const Shape shape = state_shape(args_of(x, w, options.sequence_starts, options.silu));

@@ -134,18 +134,23 @@ ExpertsResult experts(CommandEncoder& encoder, const Tensor& x, const ExpertRout
 
 ExpertsGradients experts_backward(CommandEncoder& encoder, const Tensor& x,
                                   const ExpertRoute& route, const ExpertWeights& weights,
-                                  const ExpertsResult& result, const Tensor& dy) {
+                                  const ExpertsResult& result, const Tensor& dy,
+                                  const ExpertsWanted& wanted) {
   require(experts_backward_check(x, route, weights, result, dy));
   const ExpertsArgs args = args_of(x, route, weights);
-  ExpertsGradients grads{encoder.empty_like(x), encoder.empty_like(route.scores),
-                         encoder.empty_like(weights.gate), encoder.empty_like(weights.up),
-                         encoder.empty_like(weights.down)};
-  if (args.tokens == 0 || args.width == 0 || args.inner == 0) {
-    for (Tensor* t : {&grads.dx, &grads.dscores, &grads.dgate, &grads.dup, &grads.ddown}) {
-      *t = encoder.zeros(t->shape(), t->dtype());
-    }
-    return grads;
+  ExpertsGradients grads;
+  const bool nothing = args.tokens == 0 || args.width == 0 || args.inner == 0;
+  const auto room = [&](const Tensor& like) {
+    return nothing ? encoder.zeros(like.shape(), like.dtype()) : encoder.empty_like(like);
+  };
+  grads.dscores = room(route.scores);
+  if (wanted.x) grads.dx = room(x);
+  if (wanted.weights) {
+    grads.dgate = room(weights.gate);
+    grads.dup = room(weights.up);
+    grads.ddown = room(weights.down);
   }
+  if (nothing) return grads;
   const Dense in(encoder, x, route, weights);
   const Tensor dy_rows = encoder.contiguous(dy);
   const Tensor hidden = encoder.contiguous(result.hidden), order = encoder.contiguous(result.order);
@@ -154,11 +159,15 @@ ExpertsGradients experts_backward(CommandEncoder& encoder, const Tensor& x,
   encoder.dispatch(kHiddenBack, x.dtype(), args,
                    {dy_rows, hidden, order, in.offsets, in.scores, in.down},
                    {d_hidden, grads.dscores, active});
-  encoder.dispatch(kXBack, x.dtype(), args, {d_hidden, order, in.offsets, in.gate, in.up},
-                   {grads.dx});
-  encoder.dispatch(kWeightsBack, x.dtype(), args,
-                   {in.x, dy_rows, hidden, d_hidden, order, in.offsets, in.scores, active},
-                   {grads.dgate, grads.dup, grads.ddown});
+  if (wanted.x) {
+    encoder.dispatch(kXBack, x.dtype(), args, {d_hidden, order, in.offsets, in.gate, in.up},
+                     {grads.dx});
+  }
+  if (wanted.weights) {
+    encoder.dispatch(kWeightsBack, x.dtype(), args,
+                     {in.x, dy_rows, hidden, d_hidden, order, in.offsets, in.scores, active},
+                     {grads.dgate, grads.dup, grads.ddown});
+  }
   return grads;
 }
 
@@ -167,14 +176,18 @@ namespace {
 void experts_pullback(Pullback& pullback) {
   // x, indices, scores, offsets, gate, up, down, hidden, order
   const Saved& saved = pullback.saved();
-  const ExpertsGradients grads =
-      experts_backward(pullback.encoder(), saved[0], {saved[1], saved[2], saved[3]},
-                       {saved[4], saved[5], saved[6]}, {{}, saved[7], saved[8]}, pullback.grad());
-  pullback.give(0, grads.dx);
+  const ExpertsWanted wanted{pullback.needs(0),
+                             pullback.needs(2) || pullback.needs(3) || pullback.needs(4)};
+  const ExpertsGradients grads = experts_backward(
+      pullback.encoder(), saved[0], {saved[1], saved[2], saved[3]}, {saved[4], saved[5], saved[6]},
+      {{}, saved[7], saved[8]}, pullback.grad(), wanted);
+  if (wanted.x) pullback.give(0, grads.dx);
   pullback.give(1, grads.dscores);
-  pullback.give(2, grads.dgate);
-  pullback.give(3, grads.dup);
-  pullback.give(4, grads.ddown);
+  if (wanted.weights) {
+    pullback.give(2, grads.dgate);
+    pullback.give(3, grads.dup);
+    pullback.give(4, grads.ddown);
+  }
 }
 
 }  // namespace

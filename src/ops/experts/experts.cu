@@ -430,10 +430,12 @@ void add_up(const ExpertsArgs& args, const Workspace& work, const ExpertsProduct
   const std::int64_t pairs = args.tokens * args.chosen;
   cuda::launch(find_places, cuda::blocks_for(pairs, kThreads), kThreads, 0, 1, stream, pairs, order,
                work.places);
-  if (by != nullptr) {
-    half_types::combine(args, reinterpret_cast<const T*>(work.values), work.places, offsets, scores, to,
-                stream);
-    return;
+  if constexpr (sizeof(T) == 2) {
+    if (by != nullptr) {
+      half_types::combine(args, reinterpret_cast<const T*>(work.values), work.places, offsets,
+                          scores, to, stream);
+      return;
+    }
   }
   cuda::launch(combine<T>, cuda::blocks_for(args.tokens * args.width, kThreads), kThreads, 0, 1,
                stream, args, static_cast<const float*>(work.values),

@@ -70,14 +70,15 @@ template <class T>
 const ExpertsProducts<T>* products_for(const ExpertsArgs& args,
                                        std::initializer_list<const void*> addresses) {
   if constexpr (sizeof(T) == 2) {
-    static constexpr ExpertsProducts<T> kHopper{
-        hopper::kTilePairs,     hopper::score_parts,        hopper::hidden_forward<T>,
-        hopper::out_forward<T>,          hopper::hidden_backward<T>,
-        hopper::x_backward<T>,  hopper::weights_backward<T>};
+    static constexpr ExpertsProducts<T> kHopper{hopper::kTilePairs,         hopper::score_parts,
+                                                hopper::hidden_forward<T>,  hopper::out_forward<T>,
+                                                hopper::hidden_backward<T>, hopper::x_backward<T>,
+                                                hopper::weights_backward<T>};
     static constexpr ExpertsProducts<T> kHalf{
-        half_types::kTilePairs,     half_types::score_parts,        half_types::hidden_forward<T>,
-        half_types::out_forward<T>,          half_types::hidden_backward<T>,
-        half_types::x_backward<T>,  half_types::weights_backward<T>};
+        half_types::kTilePairs,         half_types::score_parts,
+        half_types::hidden_forward<T>,  half_types::out_forward<T>,
+        half_types::hidden_backward<T>, half_types::x_backward<T>,
+        half_types::weights_backward<T>};
     if (hopper::takes(args, addresses)) return &kHopper;
     if (half_types::takes(args, addresses)) return &kHalf;
   }

@@ -388,6 +388,44 @@ TEST_P(Experts, AsMlx) {
 }
 
 // Chosen by moe_route: the whole path from the router's logits to their gradient.
+// What nobody asks for takes neither time nor memory.
+TEST_P(Experts, OnlyWantedGradientsAreMade) {
+  const Case c{40, 2, 4, 64, 64};
+  const Data data = data_of(c, DType::kF32, 3);
+  const auto up = [&](int which, const Shape& shape) {
+    return upload(data.in[at(which)], shape, DType::kF32);
+  };
+  const auto walk = [&](bool x_too, bool weights_too) {
+    Tape tape(encoder());
+    const auto maybe = [&](bool yes, const Tensor& t) {
+      return yes ? tape.watch(t) : t;
+    };
+    const Tensor x = maybe(x_too, up(kX, {40, 64}));
+    const Tensor scores = tape.watch(up(kScores, {40, 2}));
+    const ExpertWeights weights{maybe(weights_too, up(kGate, {4, 64, 64})),
+                                maybe(weights_too, up(kUp, {4, 64, 64})),
+                                maybe(weights_too, up(kDown, {4, 64, 64}))};
+    const ExpertRoute route{upload(data.indices, {40, 2}, DType::kU32), scores,
+                            upload(data.offsets, {5}, DType::kU32)};
+    const Tensor y = ops::experts(tape, x, route, weights);
+    const Tensor dy = up(kX, {40, 64});
+    encoder().commit_and_wait();
+    encoder().device().memory().reset_peak();
+    const std::size_t before = encoder().device().memory().stats().current;
+    tape.backward(y, dy);
+    encoder().commit_and_wait();
+    const std::size_t peak = encoder().device().memory().stats().peak - before;
+    std::vector<std::vector<double>> grads{download(tape.grad(scores))};
+    if (x_too) grads.push_back(download(tape.grad(x)));
+    return std::pair(peak, grads);
+  };
+  const auto all = walk(true, true), frozen = walk(true, false), scores = walk(false, false);
+  EXPECT_EQ(frozen.second, all.second);
+  EXPECT_EQ(scores.second[0], all.second[0]);
+  const std::size_t weights = 3 * 4 * 64 * 64 * sizeof(float);
+  EXPECT_LE(frozen.first + weights, all.first);
+}
+
 TEST_P(Experts, FollowsARouter) {
   Noise noise(9);
   Tape tape(encoder());

@@ -7,6 +7,7 @@
 
 #include "gated_delta_rule_args.h"
 #include "ops/expect.h"
+#include "ops/views.h"
 
 namespace mlxtape::ops {
 
@@ -41,26 +42,11 @@ Shape state_shape(const GatedDeltaRuleInputs& in, const GatedDeltaRuleOptions& o
   return {sequences, v[v.rank() - 2], v.back(), in.q.shape().back()};
 }
 
-// The strides a kernel can follow, and the tensor, which is a copy where it could not.
-Tensor heads_of(CommandEncoder& encoder, const Tensor& t, std::int64_t (&strides)[3]) {
-  const std::int64_t rank = t.rank();
-  const bool side_by_side = t.shape().back() == 1 || t.strides()[rank - 1] == 1;
-  Tensor rows = side_by_side ? t : encoder.contiguous(t);
-  strides[0] = rank == 4 ? rows.strides()[0] : 0;
-  strides[1] = rows.strides()[rank - 3];
-  strides[2] = rows.strides()[rank - 2];
-  return rows;
-}
-
 // What every kernel is given.
 struct Call {
   GatedDeltaRuleArgs args{};
   Tensor q, k, v, decay, beta, mask;
 };
-
-Tensor contiguous_or_absent(CommandEncoder& encoder, const Tensor& t) {
-  return t.defined() ? encoder.contiguous(t) : t;
-}
 
 Call call_of(CommandEncoder& encoder, const GatedDeltaRuleInputs& in,
              const GatedDeltaRuleOptions& options) {
@@ -88,26 +74,6 @@ Call call_of(CommandEncoder& encoder, const GatedDeltaRuleInputs& in,
   args.log_decay = options.log_decay ? 1 : 0;
   args.per_channel = in.decay.rank() == in.q.rank() ? 1 : 0;
   return call;
-}
-
-Check check_starts(const Tensor& q, const Tensor& starts) {
-  if (q.rank() != 3) {
-    return wrong(Errc::kShape,
-                 "q must be [T, Hk, Dk] with sequence_starts, got " + to_string(q.shape()));
-  }
-  if (starts.rank() != 1 || starts.dim(0) < 2) {
-    return wrong(Errc::kShape, "sequence_starts must be [S+1] with S at least 1, got " +
-                                   to_string(starts.shape()));
-  }
-  if (starts.dtype() != DType::kI32 && starts.dtype() != DType::kI64) {
-    return wrong(Errc::kDType,
-                 std::string("sequence_starts must be i32 or i64, got ") + name_of(starts.dtype()));
-  }
-  if (starts.backend() != q.backend()) {
-    return wrong(Errc::kDevice, std::string("sequence_starts must be where q is (") +
-                                    name_of(q.backend()) + "), got " + name_of(starts.backend()));
-  }
-  return std::nullopt;
 }
 
 Check check_heads(const GatedDeltaRuleInputs& in) {
@@ -148,7 +114,10 @@ Check gated_delta_rule_check(const GatedDeltaRuleInputs& in, const GatedDeltaRul
                  std::string("q must be f32, f16 or bf16, got ") + name_of(q.dtype()));
   }
   if (options.sequence_starts.defined()) {
-    if (const Check check = check_starts(q, options.sequence_starts)) return check;
+    if (const Check check = expect_starts({"gated_delta_rule", "q", q}, "[T, Hk, Dk]", 3,
+                                          "sequence_starts", options.sequence_starts)) {
+      return check;
+    }
   } else if (q.rank() != 4) {
     return wrong(Errc::kShape, "q must be [B, T, Hk, Dk], got " + to_string(q.shape()));
   }
