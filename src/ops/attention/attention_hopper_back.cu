@@ -187,20 +187,15 @@ struct KeysRoom {
   float shift[3][kTile], dot[2][kTile];
   Signals<3> q_ring;
   Signals<2> dy_ring;
-  std::uint64_t kept;  // full when k and v are there
+  std::uint64_t kept;   // full when k and v are there
+  std::uint64_t heard;  // full when there is room for the next weights
+  std::int64_t out;     // the first row of the results: makers have no registers to keep it in
 };
 static_assert(kRoomBytes<KeysRoom> <= cuda::kSharedBytes);
 
-// Barriers between the groups: there are weights to read, and room for the next.
-constexpr int kTold = 1, kHeard = 2;
-template <int kBarrier>
-__device__ __forceinline__ void signal_other() {
-  asm volatile("bar.arrive %0, 256;" ::"n"(kBarrier) : "memory");
-}
-template <int kBarrier>
-__device__ __forceinline__ void wait_other() {
-  asm volatile("bar.sync %0, 256;" ::"n"(kBarrier) : "memory");
-}
+// Between the groups: there are weights to read.
+__device__ __forceinline__ void tell() { asm volatile("bar.arrive 1, 256;" ::: "memory"); }
+__device__ __forceinline__ void hear() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -220,6 +215,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     r.q_ring.init(cuda::kGroup + kMakerWarps / 2);
     r.dy_ring.init(cuda::kGroup + kMakerWarps / 2);
     cuda::barrier_init(&r.kept, cuda::kWarp);
+    cuda::barrier_init(&r.heard, cuda::kGroup);
+    r.out = (s.batch * args.keys + s.key + first) * args.key_heads + kh;
     cuda::barrier_init_done();
   }
   __syncthreads();
@@ -307,7 +304,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int lane = threadIdx.x % cuda::kWarp, warp = threadIdx.x / cuda::kWarp % 4;
   const int two = lane % 4 * 2;
   const bool may_be_cut = args.sequences != 0;
-  const std::int64_t out = (s.batch * args.keys + s.key + first) * args.key_heads + kh;
   cuda::GroupSums sums;
   sums.clear();
   cuda::GroupTile<kTile> tile;
@@ -376,13 +372,14 @@ __global__ void __launch_bounds__(kThreads, 1)
           }
         }
       }
-      wait_other<kHeard>();
+      // The ring of dy has two slots: which one is the step's parity.
+      cuda::barrier_wait(&r.heard, static_cast<unsigned>(dy_at.slot));
 #pragma unroll
       for (int n = 0; n < kTile / 8; ++n) {
         const auto& v = tile.v[n];
         r.told[n][threadIdx.x] = {v[0], v[1], v[2], v[3]};
       }
-      signal_other<kTold>();
+      tell();
       r.dy_ring.wait_full(dy_at, may_be_cut);
       begin_add(r.dy[dy_at.slot]);
     };
@@ -409,7 +406,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else if (all > 0) {
     const auto weigh = [&] {
       const float* dot = r.dot[dy_at.slot] + two;
-      wait_other<kTold>();
+      hear();
 #pragma unroll
       for (int n = 0; n < kTile / 8; ++n) {
         const float2 both = *reinterpret_cast<const float2*>(dot + n * 8);
@@ -423,7 +420,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       r.dy_ring.release_by_each(dy_at);
     };
     hold(r.held[1]);
-    signal_other<kHeard>();
+    cuda::barrier_arrive(&r.heard);
     const std::uint64_t v_at = cuda::factor_at(cuda::shared_address(r.v));
     r.dy_ring.wait_full(dy_at, may_be_cut);
     begin_tile(v_at, r.dy[dy_at.slot]);
@@ -431,7 +428,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     tile.settle();
     for (int step = 0; step + 1 < all; ++step) {
       weigh();
-      signal_other<kHeard>();
+      cuda::barrier_arrive(&r.heard);
       r.q_ring.wait_full(q_at, may_be_cut);
       begin_add(r.q[q_at.slot]);
       dy_at.next();
@@ -449,6 +446,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cuda::products_wait<0>();
     sums.settle();
   }
+  const std::int64_t out = r.out;
   const bool of_keys = maker_group() == 1;
   const float factor = of_keys ? args.scale : 1;
   const std::int64_t width = of_keys ? args.dim : args.value_dim;

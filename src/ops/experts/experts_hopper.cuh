@@ -91,11 +91,13 @@ __device__ __forceinline__ void release(R& r, int slot) {
   if (threadIdx.x % cuda::kWarp == 0) cuda::barrier_arrive(&r.empty[slot]);
 }
 
-// Of the tile that comes next.
+// Of the tile that comes next. All lanes have read it before one of them releases the slot.
 template <class R>
 __device__ __forceinline__ Note next_note(R& r, const typename R::Cursor& at) {
   cuda::barrier_wait(&r.full[at.slot], at.phase);
-  return r.note[at.slot];
+  const Note note = r.note[at.slot];
+  __syncwarp();
+  return note;
 }
 __device__ __forceinline__ int blocks_of(int rows) { return min(kBlocksDown, (rows + 63) / 64); }
 

@@ -387,7 +387,6 @@ __global__ void __launch_bounds__(kThreads, 1)
           static_cast<unsigned>(tile.which) % across * kCols + group * kGroupCols;
       const int blocks = blocks_of(static_cast<int>(width - first_row));
       if (tile.count == 0) {
-        __syncwarp();  // all have read the note
         release(r, at.slot);
         at.next();
         let_go();
