@@ -14,7 +14,7 @@ import sys
 import time
 
 import torch
-from torch_ops import EPS, EagerExperts, Inputs, Qwen3NextConfig, TorchOps, TransformersOps
+from torch_ops import EPS, Inputs, Qwen3NextConfig, TorchOps, TransformersOps
 
 try:
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
@@ -121,7 +121,6 @@ def peers(op):
         found["fla"] = Fla
     if Qwen3NextConfig:
         found["transformers"] = Transformers
-        found["transformers eager"] = EagerExperts
     return found
 
 

@@ -384,6 +384,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       begin_add(r.dy[dy_at.slot]);
     };
     hold(r.held[0]);
+    asm volatile("bar.sync 2, 128;" ::: "memory");  // the group: weights go where this was
     const std::uint64_t k_at = cuda::factor_at(cuda::shared_address(r.k));
     r.q_ring.wait_full(q_at, may_be_cut);
     begin_tile(k_at, r.q[q_at.slot]);

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cuda::take_registers<kMakerRegisters>();
     const unsigned stage = cuda::shared_address(r.stage[threadIdx.x / cuda::kWarp]);
     const int above = maker_warp() * 16;
-    for (Note tile; (tile = next_note(r, at)).expert >= 0;) {
+    for (Note tile; (tile = next_note(r, at)).count >= 0;) {
       Sums sums;
       multiply<T, false, false, true>(r, at, steps, blocks_of(tile.count), sums);
       int first_col = tile.which * (kCols / 2) + maker_group() * 64, pitch = inner;
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     cuda::take_registers<kMakerRegisters>();
     const unsigned stage = cuda::shared_address(r.stage[threadIdx.x / cuda::kWarp]);
-    for (Note tile; (tile = next_note(r, at)).expert >= 0;) {
+    for (Note tile; (tile = next_note(r, at)).count >= 0;) {
       Sums sums;
       multiply<T, false, false, false>(r, at, steps, blocks_of(tile.count), sums);
       store_sums(stage, sums, out + std::int64_t{tile.first} * width + tile.which * kCols, width,

@@ -35,9 +35,10 @@ static_assert(kRows == kTilePairs);
 
 // What the makers must know of the tile that a slot belongs to. Loaders find it out, long before.
 struct alignas(16) Note {
-  int expert;  // −1: there are no more tiles
+  int expert;
   unsigned first;
-  int count, which;  // pairs; of the expert's tiles with the same pairs
+  int count,
+      which;  // pairs, −1: there are no more tiles; of the expert's tiles with the same pairs
 };
 
 // kStage: bytes in which a warp puts what it made in order.
@@ -91,13 +92,23 @@ __device__ __forceinline__ void release(R& r, int slot) {
   if (threadIdx.x % cuda::kWarp == 0) cuda::barrier_arrive(&r.empty[slot]);
 }
 
-// Of the tile that comes next. All lanes have read it before one of them releases the slot.
+// As if it were not known before: it is to wait in no register.
+__device__ __forceinline__ unsigned lane_now() {
+  unsigned lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
+// Of the tile that comes next. Read by the lane that releases the slot, for all of its warp.
 template <class R>
 __device__ __forceinline__ Note next_note(R& r, const typename R::Cursor& at) {
   cuda::barrier_wait(&r.full[at.slot], at.phase);
-  const Note note = r.note[at.slot];
-  __syncwarp();
-  return note;
+  Note note{};
+  if (lane_now() == 0) note = r.note[at.slot];
+  const auto given = [](auto v) {
+    return __shfl_sync(cuda::kAll, v, 0);
+  };
+  return {given(note.expert), given(note.first), given(note.count), given(note.which)};
 }
 __device__ __forceinline__ int blocks_of(int rows) { return min(kBlocksDown, (rows + 63) / 64); }
 
@@ -169,11 +180,6 @@ __device__ __forceinline__ void here(T*& pointer) {
 }
 __device__ __forceinline__ void here(unsigned& number) { asm volatile("" : "+r"(number)); }
 __device__ __forceinline__ void here(int& number) { asm volatile("" : "+r"(number)); }
-__device__ __forceinline__ unsigned lane_now() {
-  unsigned lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  return lane;
-}
 __device__ __forceinline__ unsigned warp_now() {
   unsigned thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -299,7 +305,7 @@ template <bool kByAll, class R>
 __device__ __forceinline__ void end_notes(R& r, const typename R::Cursor& at) {
   wait_empty(r, at);
   if (loader_thread() == 0) {
-    r.note[at.slot] = {-1, 0, 0, 0};
+    r.note[at.slot] = {0, 0, -1, 0};
     cuda::barrier_arrive(&r.full[at.slot]);
   }
   if constexpr (kByAll) cuda::barrier_arrive(&r.full[at.slot]);

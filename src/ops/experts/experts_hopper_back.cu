@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     end_notes<true>(r, at);
   } else {
     cuda::take_registers<kMakerRegisters>();
-    for (Note tile; (tile = next_note(r, at)).expert >= 0;) {
+    for (Note tile; (tile = next_note(r, at)).count >= 0;) {
       Sums sums;
       multiply<T, false, true, true>(r, at, steps, blocks_of(tile.count), sums);
       const unsigned end = tile.first + static_cast<unsigned>(tile.count);
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     cuda::take_registers<kMakerRegisters>();
     const unsigned stage = cuda::shared_address(r.stage[threadIdx.x / cuda::kWarp]);
-    for (Note tile; (tile = next_note(r, at)).expert >= 0;) {
+    for (Note tile; (tile = next_note(r, at)).count >= 0;) {
       Sums sums;
       multiply<T, false, true, false>(r, at, steps, blocks_of(tile.count), sums);
       store_sums(stage, sums, out + std::int64_t{tile.first} * width + tile.which * kCols, width,
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       leaving = -1;
     };
-    for (Note tile; (tile = next_note(r, at)).expert >= 0;) {
+    for (Note tile; (tile = next_note(r, at)).count >= 0;) {
       const unsigned first_row = static_cast<unsigned>(tile.which) / across * kRows;
       const unsigned first_col =
           static_cast<unsigned>(tile.which) % across * kCols + group * kGroupCols;
