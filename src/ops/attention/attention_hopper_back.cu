@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     r.q_ring.init(cuda::kGroup + kMakerWarps / 2);
     r.dy_ring.init(cuda::kGroup + kMakerWarps / 2);
     cuda::barrier_init(&r.kept, cuda::kWarp);
-    cuda::barrier_init(&r.heard, cuda::kGroup);
+    cuda::barrier_init(&r.heard, 2 * cuda::kGroup);
     r.out = (s.batch * args.keys + s.key + first) * args.key_heads + kh;
     cuda::barrier_init_done();
   }
@@ -374,6 +374,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       // The ring of dy has two slots: which one is the step's parity.
       cuda::barrier_wait(&r.heard, static_cast<unsigned>(dy_at.slot));
+      cuda::barrier_arrive(
+          &r.heard);  // for the next: all had to arrive once, when k and v were held
 #pragma unroll
       for (int n = 0; n < kTile / 8; ++n) {
         const auto& v = tile.v[n];
@@ -384,7 +386,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       begin_add(r.dy[dy_at.slot]);
     };
     hold(r.held[0]);
-    asm volatile("bar.sync 2, 128;" ::: "memory");  // the group: weights go where this was
+    cuda::barrier_arrive(&r.heard);
     const std::uint64_t k_at = cuda::factor_at(cuda::shared_address(r.k));
     r.q_ring.wait_full(q_at, may_be_cut);
     begin_tile(k_at, r.q[q_at.slot]);
