@@ -443,8 +443,9 @@ struct Back {
       load_row(y + at * p.args.value_dim, p.args.value_dim, dys);
       load_row(dy + at * p.args.value_dim, p.args.value_dim, dys + p.pv);
       dots[t] = dot(dys, dys + p.pv, p.nv);
-      if (p.sinks != nullptr && p.sinks[h] != kNever)
+      if (p.sinks != nullptr && p.sinks[h] != kNever) {
         sink -= std::exp(p.sinks[h] - lse[at]) * dots[t];
+      }
       fill_row(0, p.nd, sums + t * p.pd);
     }
     for (std::int64_t t = seq.queries; t % kRows != 0; ++t) fill_row(0, p.nd, sums + t * p.pd);
