@@ -295,18 +295,12 @@ void run_ops(Device& device, const BenchConfig& config, std::ostream& out) {
     }
   };
   start_peers(at_once);
-  json report = {{"schema", 1},
-                 {"machine", device.name()},
-                 {"backend", name_of(device.backend())},
-                 {"device", device.name()},
-                 {"commit", config.commit},
-                 {"command", config.command},
-                 {"date", today()},
-                 {"threads", threads()},
-                 {"copy_gbps", copy_gbps(*encoder)},
-                 {"empty_dispatch_us", empty_dispatch_us(*encoder)},
-                 {"graph_node_us", graph_node_us(*encoder)},
-                 {"rows", json::array()}};
+  json report = report_of(device, config);
+  report["backend"] = name_of(device.backend());
+  report["device"] = device.name();
+  report["copy_gbps"] = copy_gbps(*encoder);
+  report["empty_dispatch_us"] = empty_dispatch_us(*encoder);
+  report["graph_node_us"] = graph_node_us(*encoder);
   for (const auto& [what, value] : device.details()) report["details"][what] = value;
   char line[160];
   std::snprintf(line, sizeof line, "%s, %d threads, copy %.1f GB/s, empty dispatch %.3f us",

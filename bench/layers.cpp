@@ -8,7 +8,6 @@
 
 #include "bench.h"
 #include "measure.h"
-#include "mlxtape/core/threads.h"
 #include "mlxtape/nn/delta_net.h"
 #include "mlxtape/nn/gated_attention.h"
 #include "mlxtape/nn/moe.h"
@@ -97,15 +96,9 @@ void run_layers(Device& device, const BenchConfig& config, const LayersConfig& l
   std::snprintf(line, sizeof line, "%-16s %12s %12s %12s %12s %12s", "layer", "fwd ms",
                 "fwd+bwd ms", "tokens/s", "weights MiB", "peak MiB");
   out << line << std::endl;
-  json report = {{"schema", 1},
-                 {"machine", device.name()},
-                 {"commit", config.commit},
-                 {"command", config.command},
-                 {"date", today()},
-                 {"threads", threads()},
-                 {"tokens", layers.tokens},
-                 {"dtype", name_of(layers.dtype)},
-                 {"rows", json::array()}};
+  json report = report_of(device, config);
+  report["tokens"] = layers.tokens;
+  report["dtype"] = name_of(layers.dtype);
   const Shape shape{1, layers.tokens, kWidth};
   const auto show = [&](const std::string& name, const std::function<Layer(Tape&, Maker&)>& build) {
     Tape tape(*encoder);

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "mlxtape/base/files.h"
+#include "mlxtape/core/threads.h"
 
 namespace mlxtape::bench {
 
@@ -37,6 +38,16 @@ std::string today() {
   char text[16];
   std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
   return text;
+}
+
+nlohmann::json report_of(const Device& device, const BenchConfig& config) {
+  return {{"schema", 1},
+          {"machine", device.name()},
+          {"commit", config.commit},
+          {"command", config.command},
+          {"date", today()},
+          {"threads", threads()},
+          {"rows", nlohmann::json::array()}};
 }
 
 void write_json(const std::string& path, const nlohmann::json& report) {

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "bench.h"
+
 namespace mlxtape::bench {
 
 using Clock = std::chrono::steady_clock;
@@ -20,6 +22,9 @@ double best(const std::vector<double>& v);
 void sample(const std::function<void()>& call, double seconds, std::vector<double>& samples);
 
 std::string today();
+
+// What every report says of where it comes from, and no rows yet.
+nlohmann::json report_of(const Device& device, const BenchConfig& config);
 void write_json(const std::string& path, const nlohmann::json& report);  // nowhere if path is empty
 
 }  // namespace mlxtape::bench

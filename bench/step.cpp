@@ -9,7 +9,6 @@
 #include "bench.h"
 #include "measure.h"
 #include "mlxtape/core/arena.h"
-#include "mlxtape/core/threads.h"
 #include "support/small_model.h"
 
 namespace mlxtape::bench {
@@ -68,17 +67,11 @@ void run_step(Device& device, const BenchConfig& config, const StepConfig& model
                 "allocs", "peak MiB");
   out << line << std::endl;
 
-  json report = {{"schema", 1},
-                 {"machine", device.name()},
-                 {"commit", config.commit},
-                 {"command", config.command},
-                 {"date", today()},
-                 {"threads", threads()},
-                 {"parameters", model.parameters()},
-                 {"dtype", name_of(shape.dtype)},
-                 {"layers", shape.layers},
-                 {"tokens", model_config.tokens},
-                 {"rows", json::array()}};
+  json report = report_of(device, config);
+  report["parameters"] = model.parameters();
+  report["dtype"] = name_of(shape.dtype);
+  report["layers"] = shape.layers;
+  report["tokens"] = model_config.tokens;
   const bool queued = !device.limits().host_visible;
   const auto show = [&](const char* name, const std::function<void()>& step) {
     step();

@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <optional>
 
+#include "mlxtape/nn/linear.h"
 #include "ops/expect.h"
 
 namespace mlxtape::nn {
@@ -46,6 +47,15 @@ inline Check expect_weights(const char* block, const Tensor& x,
     }
   }
   return std::nullopt;
+}
+
+// A network of its own, or of a block, in which its weights have these names.
+inline Check expect_swiglu(const char* block, const Tensor& x, const SwigluWeights& w,
+                           const char* gate, const char* up, const char* down) {
+  const std::int64_t width = x.shape().back();
+  if (const Check check = expect_weights(block, x, {{gate, w.gate, {kAny, width}}})) return check;
+  const std::int64_t inner = w.gate.dim(0);
+  return expect_weights(block, x, {{up, w.up, {inner, width}}, {down, w.down, {width, inner}}});
 }
 
 // Weights of another form of the block: why says beside what, or without what, they must not come.

@@ -25,17 +25,10 @@ Tensor linear(Tape& tape, const Tensor& x, const Tensor& w) {
 }
 
 Check swiglu_network_check(const Tensor& x, const SwigluWeights& w) {
-  constexpr const char* kBlock = "swiglu_network";
   if (x.rank() == 0) {
     return Error(Errc::kShape, "swiglu_network: x must be [..., width], got []");
   }
-  const std::int64_t width = x.shape().back();
-  if (const Check check = expect_weights(kBlock, x, {{"gate", w.gate, {kAny, width}}})) {
-    return check;
-  }
-  const std::int64_t inner = w.gate.dim(0);
-  return expect_weights(kBlock, x,
-                        {{"up", w.up, {inner, width}}, {"down", w.down, {width, inner}}});
+  return expect_swiglu("swiglu_network", x, w, "gate", "up", "down");
 }
 
 Tensor swiglu_network(Tape& tape, const Tensor& x, const SwigluWeights& w) {

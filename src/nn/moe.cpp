@@ -38,7 +38,10 @@ Check moe_check(const Tensor& x, const MoeWeights& w, const MoeShape& shape) {
         {{"shared.gate", shared.gate}, {"shared.up", shared.up}, {"shared.down", shared.down}},
         "without shared_gate");
   }
-  if (const Check check = swiglu_network_check(x, shared)) return check;
+  if (const Check check =
+          expect_swiglu(kBlock, x, shared, "shared.gate", "shared.up", "shared.down")) {
+    return check;
+  }
   return expect_weights(kBlock, x, {{"shared_gate", w.shared_gate, {1, width}}});
 }
 
