@@ -9,7 +9,7 @@
 #include "bench.h"
 #include "measure.h"
 #include "mlxtape/nn/delta_net.h"
-#include "mlxtape/nn/gated_attention.h"
+#include "mlxtape/nn/self_attention.h"
 #include "mlxtape/nn/moe.h"
 #include "support/bench_case.h"
 
@@ -58,16 +58,16 @@ Layer delta_net(Tape& tape, Maker& make) {
   };
 }
 
-Layer gated_attention(Tape& tape, Maker& make) {
-  const nn::GatedAttentionShape shape{16, 2, 256, 64, 1e7};
-  const nn::GatedAttentionWeights w{make({16 * 2 * 256, kWidth}),
+Layer self_attention(Tape& tape, Maker& make) {
+  const nn::SelfAttentionShape shape{16, 2, 256, true, {64, 1e7}};
+  const nn::SelfAttentionWeights w{make({16 * 2 * 256, kWidth}),
                                     make({2 * 256, kWidth}),
                                     make({2 * 256, kWidth}),
                                     make({kWidth, 16 * 256}),
                                     make({256}),
                                     make({256})};
   return [=, &tape](const Tensor& x) {
-    return nn::gated_attention(tape, x, w, shape);
+    return nn::self_attention(tape, x, w, shape);
   };
 }
 
@@ -138,7 +138,7 @@ void run_layers(Device& device, const BenchConfig& config, const LayersConfig& l
     write_json(config.json_path, report);
   };
   show("delta_net", delta_net);
-  show("gated_attention", gated_attention);
+  show("self_attention", self_attention);
   show("moe", [&](Tape& tape, Maker& make) { return moe(tape, make, layers.experts); });
 }
 

@@ -15,7 +15,7 @@
 #include "mlxtape/core/threads.h"
 #include "mlxtape/core/trace.h"
 #include "mlxtape/nn/delta_net.h"
-#include "mlxtape/nn/gated_attention.h"
+#include "mlxtape/nn/self_attention.h"
 #include "mlxtape/nn/linear.h"
 #include "mlxtape/nn/moe.h"
 #include "mlxtape/ops.h"

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "expect.h"
-#include "mlxtape/nn/linear.h"
 #include "mlxtape/ops/conv1d_depthwise_causal.h"
 #include "mlxtape/ops/delta_gates.h"
 #include "mlxtape/ops/gated_delta_rule.h"
@@ -102,34 +101,77 @@ Check delta_net_check(const Tensor& x, const DeltaNetWeights& w, const DeltaNetS
                           DType::kF32}});
 }
 
+namespace {
+
+// What the rule takes, from the convolved channels: [B, L, 2·nk·dk + nv·dv].
+ops::GatedDeltaRuleInputs rule_inputs(Tape& tape, const Tensor& filtered, const Projected& in,
+                                      const DeltaNetWeights& w, const DeltaNetShape& s) {
+  const std::int64_t batch = filtered.shape()[0], tokens = filtered.shape()[1];
+  const std::int64_t keys = s.key_heads * s.key_dim;
+  const auto parts = ops::split_at(tape, filtered, {keys, 2 * keys}, -1);
+  const Shape by_key{batch, tokens, s.key_heads, s.key_dim};
+  const Shape by_value{batch, tokens, s.value_heads, s.value_dim};
+  const ops::DeltaGates gates = ops::delta_gates(tape, {in.a, in.b, w.a_log, w.dt_bias});
+  return {ops::reshape(tape, parts[0], by_key), ops::reshape(tape, parts[1], by_key),
+          ops::reshape(tape, parts[2], by_value), gates.decay, gates.beta};
+}
+
+ops::GatedDeltaRuleOptions rule_options(const DeltaNetShape& s) {
+  ops::GatedDeltaRuleOptions options;
+  options.normalise = true;
+  options.eps = s.norm_eps;
+  options.scale = 1 / std::sqrt(static_cast<double>(s.key_dim));
+  return options;
+}
+
+Tensor projected_back(Tape& tape, const Tensor& y, const Projected& in, const DeltaNetWeights& w,
+                      const DeltaNetShape& s) {
+  const Tensor gated = ops::rms_norm_gated(tape, y, w.norm, in.z, s.eps);
+  return linear(
+      tape,
+      ops::reshape(tape, gated, {y.shape()[0], y.shape()[1], s.value_heads * s.value_dim}), w.out);
+}
+
+}  // namespace
+
 DeltaNetResult delta_net(Tape& tape, const Tensor& x, const DeltaNetWeights& w,
                          const DeltaNetShape& s, const DeltaNetState& before, bool want_state) {
   require(delta_net_check(x, w, s, before));
-  const std::int64_t batch = x.shape()[0], tokens = x.shape()[1], keys = s.key_heads * s.key_dim;
   const Projected in = project(tape, x, w, s);
   ops::Conv1dDepthwiseCausalOptions filter;
   filter.silu = true;
   filter.initial_state = before.conv;
   filter.want_final_state = want_state;
   const auto filtered = ops::conv1d_depthwise_causal(tape, in.mixed, w.conv, filter);
-  const auto parts = ops::split_at(tape, filtered.y, {keys, 2 * keys}, -1);
-  const Shape by_key{batch, tokens, s.key_heads, s.key_dim};
-  const Shape by_value{batch, tokens, s.value_heads, s.value_dim};
-  const ops::DeltaGates gates = ops::delta_gates(tape, {in.a, in.b, w.a_log, w.dt_bias});
-  ops::GatedDeltaRuleOptions options;
-  options.normalise = true;
-  options.eps = s.norm_eps;
-  options.scale = 1 / std::sqrt(static_cast<double>(s.key_dim));
+  ops::GatedDeltaRuleOptions options = rule_options(s);
   options.initial_state = before.rule;
   options.want_final_state = want_state;
-  const auto rule = ops::gated_delta_rule(
-      tape,
-      {ops::reshape(tape, parts[0], by_key), ops::reshape(tape, parts[1], by_key),
-       ops::reshape(tape, parts[2], by_value), gates.decay, gates.beta},
-      options);
-  const Tensor gated = ops::rms_norm_gated(tape, rule.y, w.norm, in.z, s.eps);
-  const Tensor rows = ops::reshape(tape, gated, {batch, tokens, s.value_heads * s.value_dim});
-  return {linear(tape, rows, w.out), {filtered.final_state, rule.final_state}};
+  const auto rule =
+      ops::gated_delta_rule(tape, rule_inputs(tape, filtered.y, in, w, s), options);
+  return {projected_back(tape, rule.y, in, w, s), {filtered.final_state, rule.final_state}};
+}
+
+Tensor delta_net_step(Tape& tape, const Tensor& x, const DeltaNetWeights& w,
+                      const DeltaNetShape& s, const DeltaNetState& state) {
+  require(delta_net_check(x, w, s, state));
+  if (x.dim(1) != 1 || !state.conv.defined()) {
+    throw Error(Errc::kArgument, "delta_net_step: one token of each sequence and a state, got x " +
+                                     to_string(x.shape()) +
+                                     (state.conv.defined() ? "" : " and no state"));
+  }
+  const Projected in = project(tape, x, w, s);
+  if (tape.wants({in.mixed, in.z, in.a, in.b, w.conv, w.a_log, w.dt_bias})) {
+    throw Error(Errc::kNoGradient, "delta_net_step: there is no gradient through a step: call it "
+                                   "under Tape::NoGrad, or delta_net");
+  }
+  CommandEncoder& encoder = tape.encoder();
+  const std::int64_t batch = x.dim(0), channels = in.mixed.dim(2);
+  const Tensor filtered = ops::conv1d_depthwise_causal_step(
+      encoder, ops::reshape(tape, in.mixed, {batch, channels}), w.conv, state.conv, true);
+  const auto inputs =
+      rule_inputs(tape, ops::reshape(tape, filtered, {batch, 1, channels}), in, w, s);
+  return projected_back(
+      tape, ops::gated_delta_rule_step(encoder, inputs, state.rule, rule_options(s)), in, w, s);
 }
 
 }  // namespace mlxtape::nn

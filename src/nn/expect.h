@@ -18,30 +18,32 @@ inline Check expect_tokens(const char* block, const Tensor& x) {
 
 constexpr std::int64_t kAny = -1;  // in a weight's shape: any number from 1 on
 
-struct Weight {
+struct Expected {
   const char* name;
-  const Tensor& tensor;
-  Shape shape;
+  Weight weight;
+  Shape shape;                      // of the numbers, packed or not
   std::optional<DType> dtype = {};  // that of x unless said
 };
 
 inline Check expect_weights(const char* block, const Tensor& x,
-                            std::initializer_list<Weight> weights) {
-  for (const Weight& w : weights) {
+                            std::initializer_list<Expected> weights) {
+  for (const Expected& w : weights) {
     const std::string must = std::string(block) + ": " + w.name + " must be ";
-    if (!w.tensor.defined()) return Error(Errc::kArgument, must + "given");
+    if (!w.weight.defined()) return Error(Errc::kArgument, must + "given");
     Shape shape = w.shape;
-    bool fits = w.tensor.rank() == shape.rank();
+    const Shape got = w.weight.shape();
+    bool fits = got.rank() == shape.rank();
     std::string said = "[";
     for (std::int64_t i = 0; i < shape.rank(); ++i) {
       said += (i == 0 ? "" : ", ") + (shape[i] == kAny ? "any" : std::to_string(shape[i]));
-      if (fits && shape[i] == kAny) shape[i] = w.tensor.dim(i);
-      fits = fits && shape[i] == w.tensor.dim(i) && (w.shape[i] != kAny || shape[i] > 0);
+      if (fits && shape[i] == kAny) shape[i] = got[i];
+      fits = fits && shape[i] == got[i] && (w.shape[i] != kAny || shape[i] > 0);
     }
     if (!fits) {
-      return Error(Errc::kShape, must + said + "], got " + to_string(w.tensor.shape()));
+      return Error(Errc::kShape, must + said + "], got " + to_string(got));
     }
-    if (const Check check = ops::expect_tensor({block, "x", x}, w.name, w.tensor, shape,
+    if (w.weight.is_packed()) continue;  // the op that unpacks it says what it needs
+    if (const Check check = ops::expect_tensor({block, "x", x}, w.name, w.weight.plain, shape,
                                                w.dtype.value_or(x.dtype()))) {
       return check;
     }
@@ -54,19 +56,19 @@ inline Check expect_swiglu(const char* block, const Tensor& x, const SwigluWeigh
                            const char* gate, const char* up, const char* down) {
   const std::int64_t width = x.shape().back();
   if (const Check check = expect_weights(block, x, {{gate, w.gate, {kAny, width}}})) return check;
-  const std::int64_t inner = w.gate.dim(0);
+  const std::int64_t inner = w.gate.shape()[0];
   return expect_weights(block, x, {{up, w.up, {inner, width}}, {down, w.down, {width, inner}}});
 }
 
 // Weights of another form of the block: why says beside what, or without what, they must not come.
 struct Other {
   const char* name;
-  const Tensor& tensor;
+  Weight weight;
 };
 inline Check expect_absent(const char* block, std::initializer_list<Other> others,
                            const char* why) {
   for (const Other& other : others) {
-    if (other.tensor.defined()) {
+    if (other.weight.defined()) {
       return Error(Errc::kArgument,
                    std::string(block) + ": " + other.name + " must not be given " + why);
     }

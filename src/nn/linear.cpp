@@ -2,26 +2,55 @@
 
 #include "expect.h"
 #include "mlxtape/ops/elementwise.h"
+#include "mlxtape/ops/embedding.h"
 #include "mlxtape/ops/layout.h"
 #include "mlxtape/ops/matmul.h"
+#include "mlxtape/ops/quantize.h"
 
 namespace mlxtape::nn {
 
-Check linear_check(const Tensor& x, const Tensor& w) {
-  if (x.rank() == 0 || w.rank() != 2 || w.shape()[1] != x.shape().back()) {
+Shape Weight::shape() const {
+  if (!is_packed()) return plain.shape();
+  Shape shape = packed.scales.shape();
+  if (shape.rank() > 0) shape[shape.rank() - 1] *= packed.group_size;
+  return shape;
+}
+
+Check linear_check(const Tensor& x, const Weight& w, const Tensor& bias) {
+  const Shape shape = w.shape();
+  if (x.rank() == 0 || shape.rank() != 2 || shape[1] != x.shape().back()) {
     return Error(Errc::kShape, "linear: w must be [out, in] for x [..., in], got " +
-                                   to_string(w.shape()) + " and " + to_string(x.shape()));
+                                   to_string(shape) + " and " + to_string(x.shape()));
+  }
+  if (bias.defined() && bias.shape() != Shape{shape[0]}) {
+    return Error(Errc::kShape, "linear: bias must be [out] = " + to_string(Shape{shape[0]}) +
+                                   ", got " + to_string(bias.shape()));
   }
   return std::nullopt;
 }
 
-Tensor linear(Tape& tape, const Tensor& x, const Tensor& w) {
-  require(linear_check(x, w));
+Tensor linear(Tape& tape, const Tensor& x, const Weight& w, const Tensor& bias) {
+  require(linear_check(x, w, bias));
+  if (w.is_packed()) {
+    const Tensor y = ops::quantized_matmul(tape, x, w.packed);
+    return bias.defined() ? ops::add(tape, y, bias) : y;
+  }
   Shape shape = x.shape();
   const Tensor rows =
       ops::reshape(tape, x, {*element_count(Shape(shape.begin(), shape.end() - 1)), shape.back()});
-  shape[shape.rank() - 1] = w.shape()[0];
-  return ops::reshape(tape, ops::matmul(tape, rows, ops::transpose(tape, w, {1, 0})), shape);
+  shape[shape.rank() - 1] = w.plain.dim(0);
+  ops::MatmulOptions options;
+  options.bias = bias;
+  const Tensor turned = ops::transpose(tape, w.plain, {1, 0});
+  return ops::reshape(tape, ops::matmul(tape, rows, turned, options), shape);
+}
+
+Tensor embed(Tape& tape, const Weight& w, const Tensor& ids) {
+  if (!w.is_packed()) return ops::embedding(tape, w.plain, ids);
+  const auto rows = [&](const Tensor& table) { return ops::embedding(tape, table, ids); };
+  return ops::dequantize(
+      tape, {rows(w.packed.codes), rows(w.packed.scales), rows(w.packed.biases)},
+      {w.packed.bits, w.packed.group_size}, w.dtype());
 }
 
 Check swiglu_network_check(const Tensor& x, const SwigluWeights& w) {

@@ -2,8 +2,10 @@
 
 #include "expect.h"
 #include "mlxtape/ops/elementwise.h"
+#include "mlxtape/ops/experts.h"
 #include "mlxtape/ops/layout.h"
 #include "mlxtape/ops/moe_route.h"
+#include "mlxtape/ops/quantized_experts.h"
 
 namespace mlxtape::nn {
 
@@ -14,22 +16,26 @@ Check moe_check(const Tensor& x, const MoeWeights& w, const MoeShape& shape) {
   if (const Check check = expect_weights(kBlock, x, {{"router", w.router, {kAny, width}}})) {
     return check;
   }
-  const std::int64_t experts = w.router.dim(0);
+  const std::int64_t experts = w.router.shape()[0];
   if (shape.chosen < 1 || shape.chosen > experts) {
     return Error(Errc::kArgument, "moe: chosen must be from 1 to the router's " +
                                       std::to_string(experts) + ", got " +
                                       std::to_string(shape.chosen));
   }
-  const ops::ExpertWeights& e = w.experts;
+  const SwigluWeights& e = w.experts;
   if (const Check check =
           expect_weights(kBlock, x, {{"experts.gate", e.gate, {experts, kAny, width}}})) {
     return check;
   }
-  const std::int64_t inner = e.gate.dim(1);
+  const std::int64_t inner = e.gate.shape()[1];
   if (const Check check = expect_weights(kBlock, x,
                                          {{"experts.up", e.up, {experts, inner, width}},
                                           {"experts.down", e.down, {experts, width, inner}}})) {
     return check;
+  }
+  if (e.gate.is_packed() != e.up.is_packed() || e.gate.is_packed() != e.down.is_packed()) {
+    return Error(Errc::kArgument,
+                 "moe: experts.gate, experts.up and experts.down must be packed all or none");
   }
   const SwigluWeights& shared = w.shared;
   if (!w.shared_gate.defined()) {
@@ -51,7 +57,12 @@ Tensor moe(Tape& tape, const Tensor& x, const MoeWeights& w, const MoeShape& sha
   const Tensor rows = ops::reshape(tape, x, {x.shape()[0] * x.shape()[1], width});
   const ops::MoeRoute route =
       ops::moe_route(tape, linear(tape, rows, w.router), shape.chosen, {shape.renormalise});
-  Tensor y = ops::experts(tape, rows, {route.indices, route.scores, route.offsets}, w.experts);
+  const ops::ExpertRoute to{route.indices, route.scores, route.offsets};
+  const SwigluWeights& e = w.experts;
+  Tensor y = e.gate.is_packed()
+                 ? ops::quantized_experts(tape, rows, to,
+                                          {e.gate.packed, e.up.packed, e.down.packed})
+                 : ops::experts(tape, rows, to, {e.gate.plain, e.up.plain, e.down.plain});
   if (w.shared_gate.defined()) {
     const Tensor open = ops::sigmoid(tape, linear(tape, rows, w.shared_gate));
     y = ops::add(tape, y, ops::multiply(tape, swiglu_network(tape, rows, w.shared), open));

@@ -66,7 +66,7 @@ expect 2 "--layers" bench step --layers 0
 expect 2 "--dtype" bench step --dtype f64
 expect 1 "must be writable" bench step $small --json "$folder/no/such/file"
 few="--tokens 3 --experts 2 --seconds 0.001"
-expect 0 "gated_attention" bench layers $few --json "$folder/layers.json"
+expect 0 "self_attention" bench layers $few --json "$folder/layers.json"
 for key in fwd_us fwd_bwd_us weight_bytes peak_bytes; do
   grep -q "$key" "$folder/layers.json" || {
     echo "layers.json has no $key"

@@ -127,6 +127,23 @@ Arrays delta_net_in_double(const Case& c, const Arrays& in, const Blur& blur) {
   return {y, conv_states, rule_states};
 }
 
+nn::DeltaNetWeights weights_of(const Case& c, const std::vector<Tensor>& in) {
+  const std::size_t first = c.has_state ? kRuleState + 1 : kConvState;
+  nn::DeltaNetWeights w;
+  w.conv = in[kConv], w.a_log = in[kALog], w.dt_bias = in[kDtBias];
+  w.norm = in[kNorm], w.out = in[kOut];
+  if (c.by_head) {
+    w.qkvz = in[first], w.ba = in[first + 1];
+  } else {
+    w.qkv = in[first], w.z = in[first + 1], w.b = in[first + 2], w.a = in[first + 3];
+  }
+  return w;
+}
+
+nn::DeltaNetShape shape_of(const Case& c) {
+  return {c.key_heads, c.value_heads, c.key_dim, c.value_dim, kNormEps, kEps};
+}
+
 Block block_of(const Case& c) {
   const double size = 1.5 / std::sqrt(static_cast<double>(c.width));
   const double by_values = 1.5 / std::sqrt(static_cast<double>(c.values()));
@@ -147,7 +164,6 @@ Block block_of(const Case& c) {
     block.inputs.insert(block.inputs.end(), {{"conv state", conv_state}, {"state", rule_state}});
     block.outputs.insert(block.outputs.end(), {conv_state, rule_state});
   }
-  const auto first = block.inputs.size();
   if (c.by_head) {
     block.inputs.insert(block.inputs.end(), {{"qkvz", {c.mixed() + c.values(), c.width}, size},
                                              {"ba", {2 * c.value_heads, c.width}, size}});
@@ -157,17 +173,9 @@ Block block_of(const Case& c) {
                                              {"b", {c.value_heads, c.width}, size},
                                              {"a", {c.value_heads, c.width}, size}});
   }
-  block.on_tape = [c, first](Tape& tape, const std::vector<Tensor>& in) {
-    nn::DeltaNetWeights w;
-    w.conv = in[kConv], w.a_log = in[kALog], w.dt_bias = in[kDtBias];
-    w.norm = in[kNorm], w.out = in[kOut];
-    if (c.by_head) {
-      w.qkvz = in[first], w.ba = in[first + 1];
-    } else {
-      w.qkv = in[first], w.z = in[first + 1], w.b = in[first + 2], w.a = in[first + 3];
-    }
-    const nn::DeltaNetShape shape{c.key_heads, c.value_heads, c.key_dim,
-                                  c.value_dim, kNormEps,      kEps};
+  block.on_tape = [c](Tape& tape, const std::vector<Tensor>& in) {
+    const nn::DeltaNetWeights w = weights_of(c, in);
+    const nn::DeltaNetShape shape = shape_of(c);
     if (!c.has_state) return std::vector<Tensor>{nn::delta_net(tape, in[kX], w, shape).y};
     const auto r = nn::delta_net(tape, in[kX], w, shape, {in[kConvState], in[kRuleState]}, true);
     return std::vector<Tensor>{r.y, r.state.conv, r.state.rule};
@@ -189,6 +197,46 @@ TEST_P(DeltaNet, EveryNumbersGradientWithState) {
 TEST_P(DeltaNet, WideHeads) {
   check_directions(block_of({1, 66, 8, 1, 2, 128, 128, 4, true}), DType::kF32);
   check_directions(block_of({1, 66, 8, 1, 2, 128, 128, 4, false}), DType::kBF16);
+}
+
+// Tokens one by one are as good as all at once, and leave the same state.
+TEST_P(DeltaNet, OneTokenAtATime) {
+  const Case c{2, 5, 6, 2, 4, 8, 6, 4, true, true};
+  Noise noise(5);
+  std::vector<Tensor> in;
+  for (const Input& input : block_of(c).inputs) {
+    std::vector<double> values =
+        random_values(noise, *element_count(input.shape), DType::kF32, input.size);
+    for (double& v : values) v += input.around;
+    in.push_back(upload(values, input.shape, DType::kF32));
+  }
+  const nn::DeltaNetWeights w = weights_of(c, in);
+  Tape tape(encoder());
+  const nn::DeltaNetState state{in[kConvState], in[kRuleState]};
+  const auto whole = nn::delta_net(tape, in[kX], w, shape_of(c), state, true);
+  const auto expect_same = [&](const char* what, const Tensor& got, const Tensor& want) {
+    const std::vector<double> a = download(got), b = download(want);
+    ASSERT_EQ(a.size(), b.size());
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      ASSERT_NEAR(a[i], b[i], 1e-5 * (1 + std::abs(b[i]))) << what << " " << i;
+    }
+  };
+  for (std::int64_t t = 0; t < c.tokens; ++t) {
+    const Tensor x = encoder().contiguous(in[kX].slice(1, t, t + 1));
+    expect_same("y", nn::delta_net_step(tape, x, w, shape_of(c), state),
+                encoder().contiguous(whole.y.slice(1, t, t + 1)));
+  }
+  expect_same("conv", state.conv, whole.state.conv);
+  expect_same("rule", state.rule, whole.state.rule);
+
+  const Tensor one = encoder().contiguous(in[kX].slice(1, 0, 1));
+  expect_error(Errc::kNoGradient, "NoGrad", [&] {
+    nn::delta_net_step(tape, tape.watch(one), w, shape_of(c), state);
+  });
+  expect_error(Errc::kArgument, "and no state",
+               [&] { nn::delta_net_step(tape, one, w, shape_of(c), {}); });
+  expect_error(Errc::kArgument, "one token of each",
+               [&] { nn::delta_net_step(tape, in[kX], w, shape_of(c), state); });
 }
 
 MT_ON_EVERY_BACKEND(DeltaNet);

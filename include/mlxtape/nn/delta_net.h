@@ -14,15 +14,16 @@
 //            both parts. No mask and no packed sequences.
 #pragma once
 
-#include "mlxtape/tape/tape.h"
+#include "mlxtape/nn/linear.h"
 
 namespace mlxtape::nn {
 
 // Either qkvz and ba, or qkv, z, b and a; the others are not defined.
 struct DeltaNetWeights {
-  Tensor qkvz, ba;
-  Tensor qkv, z, b, a;
-  Tensor conv, a_log, dt_bias, norm, out;
+  Weight qkvz, ba;
+  Weight qkv, z, b, a;
+  Tensor conv, a_log, dt_bias, norm;
+  Weight out;
 };
 
 struct DeltaNetShape {
@@ -48,5 +49,9 @@ Check delta_net_check(const Tensor& x, const DeltaNetWeights& w, const DeltaNetS
 DeltaNetResult delta_net(Tape& tape, const Tensor& x, const DeltaNetWeights& w,
                          const DeltaNetShape& shape, const DeltaNetState& before = {},
                          bool want_state = false);
+
+// One token of each sequence, x [B, 1, H]: the state is changed in place. No gradient.
+Tensor delta_net_step(Tape& tape, const Tensor& x, const DeltaNetWeights& w,
+                      const DeltaNetShape& shape, const DeltaNetState& state);
 
 }  // namespace mlxtape::nn

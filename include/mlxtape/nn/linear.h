@@ -1,19 +1,44 @@
-// linear: rows times a weight that lies as files have it.
+// linear: rows times a weight that lies as files have it, plain or packed.
 //
-// Formula    y = x·wᵀ;  swiglu_network: y = (silu(x·gateᵀ)∘(x·upᵀ))·downᵀ
-// Layout     x: […, In], w: [Out, In], y: […, Out]; gate, up: [I, H], down: [H, I]
-// Types      as matmul takes them
+// Formula    y = x·wᵀ + bias;  swiglu_network: y = (silu(x·gateᵀ)∘(x·upᵀ))·downᵀ
+//            embed: y[j…] = w[ids[j…]]
+// Layout     x: […, In], w: [Out, In], bias: [Out], y: […, Out]; gate, up: [I, H], down: [H, I]. Packed: see
+//            mlxtape/ops/quantize.h.
+// Types      as matmul takes them, or quantized_matmul
 #pragma once
 
+#include <utility>
+
+#include "mlxtape/ops/quantized_matmul.h"
 #include "mlxtape/tape/tape.h"
 
 namespace mlxtape::nn {
 
-Check linear_check(const Tensor& x, const Tensor& w);
-Tensor linear(Tape& tape, const Tensor& x, const Tensor& w);
+// A weight of a model: numbers of the model's type, or codes of a few bits with a scale and a bias for each group.
+struct Weight {
+  Weight() = default;
+  Weight(Tensor numbers) : plain(std::move(numbers)) {}  // NOLINT(google-explicit-constructor)
+  Weight(ops::QuantizedWeight codes) : packed(std::move(codes)) {}  // NOLINT(google-explicit-constructor)
 
+  bool defined() const { return plain.defined() || is_packed(); }
+  bool is_packed() const { return packed.codes.defined(); }
+  Shape shape() const;  // of the numbers, packed or not
+  DType dtype() const { return is_packed() ? packed.scales.dtype() : plain.dtype(); }
+
+  // One of the two.
+  Tensor plain;
+  ops::QuantizedWeight packed;
+};
+
+Check linear_check(const Tensor& x, const Weight& w, const Tensor& bias = {});
+Tensor linear(Tape& tape, const Tensor& x, const Weight& w, const Tensor& bias = {});
+
+// Rows of w by their ids. The gradient of a plain w is rows as well (mlxtape/ops/embedding.h).
+Tensor embed(Tape& tape, const Weight& w, const Tensor& ids);
+
+// Of one network, or with an axis of experts before the others.
 struct SwigluWeights {
-  Tensor gate, up, down;
+  Weight gate, up, down;
 };
 Check swiglu_network_check(const Tensor& x, const SwigluWeights& w);
 Tensor swiglu_network(Tape& tape, const Tensor& x, const SwigluWeights& w);

@@ -3,20 +3,18 @@
 // Formula    r = moe_route(x·routerᵀ, k);  y = experts(x, r) + σ(x·shared_gateᵀ)∘swiglu_network(x, shared)
 // Layout     x, y: [B, L, H]; router: [E, H]; experts: gate, up [E, I, H], down [E, H, I]; shared: gate, up [J, H],
 //            down [H, J]; shared_gate: [1, H]. No shared expert where shared_gate is not defined.
-// Types      f32, f16, bf16, all alike
+// Types      f32, f16, bf16, all alike; weights plain or packed
 #pragma once
 
 #include "mlxtape/nn/linear.h"
-#include "mlxtape/ops/experts.h"
-#include "mlxtape/tape/tape.h"
 
 namespace mlxtape::nn {
 
 struct MoeWeights {
-  Tensor router;
-  ops::ExpertWeights experts;
+  Weight router;
+  SwigluWeights experts;  // all packed, or none
   SwigluWeights shared;
-  Tensor shared_gate;
+  Weight shared_gate;
 };
 
 struct MoeShape {

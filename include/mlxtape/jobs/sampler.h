@@ -1,0 +1,52 @@
+// Sampler: the next token from a row of logits, as mlx-lm's samplers choose it.
+//
+// Formula    of every token among the last repetition_context: z ← z·penalty where z < 0, else z/penalty
+//            p = softmax(z); then, each where it is on, tokens are left out:
+//            top_p: those whose more likely ones have at least top_p together; min_p: p < min_p·max p;
+//            top_k: all but the k most likely
+//            temperature 0: the most likely; else drawn with weights p^(1/temperature). Equal ones: the lower id first.
+// Random     one number in [0, 1) for each draw, from the seed, the sequence's number and the draw's alone: the same
+//            text whatever else is in the batch, on any device and any number of threads.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "mlxtape/base/error.h"
+
+namespace mlxtape::jobs {
+
+struct SamplingOptions {
+  double temperature = 0;
+  double top_p = 1;         // off from 1 on, and at 0
+  double min_p = 0;         // off at 0
+  std::int64_t top_k = 0;   // off at 0
+  double repetition_penalty = 1;
+  std::int64_t repetition_context = 20;
+  std::uint64_t seed = 0;
+};
+
+Check sampling_check(const SamplingOptions& options);
+
+class Sampler {
+ public:
+  explicit Sampler(const SamplingOptions& options, std::uint64_t sequence = 0);
+
+  // logits may be changed. before: the tokens so far, for the penalty. Logits that are all NaN or -inf, or any +inf,
+  // are an error.
+  std::int32_t operator()(std::span<float> logits, std::span<const std::int32_t> before);
+
+ private:
+  struct Candidate {
+    float z;
+    std::int32_t token;
+  };
+  std::int32_t draw();
+
+  SamplingOptions options_;
+  std::uint64_t sequence_, draws_ = 0;
+  std::vector<Candidate> candidates_;  // most likely first
+};
+
+}  // namespace mlxtape::jobs

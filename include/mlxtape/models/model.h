@@ -1,0 +1,92 @@
+// Model: a decoder of language: embedding, layers of a mixer and a network, norm, head. Its tensors have the names that
+// files in MLX format give them.
+//
+//   Tape tape(*encoder);
+//   const Model watched = watch(tape, model);
+//   const Tensor l = loss(tape, watched, tokens, targets);     // l and every parameter's gradient
+//   tape.backward(l);
+//   tape.grad(watched.weights.norm);
+//
+// Formula    h = embedding[tokens];  of each layer: h ← h + mixer(rms_norm(h)), h ← h + network(rms_norm(h));
+//            logits = rms_norm(h)·headᵀ. mixer: self_attention or delta_net; network: swiglu_network or moe.
+// Types      one float type for activations and weights; norms, A_log and dt_bias may be f32 beside 16 bits
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "mlxtape/models/config.h"
+#include "mlxtape/nn/delta_net.h"
+#include "mlxtape/nn/moe.h"
+#include "mlxtape/nn/self_attention.h"
+
+namespace mlxtape::models {
+
+// Of the mixers and of the networks one is there: Config::has_attention, has_experts.
+struct LayerWeights {
+  Tensor input_norm, post_norm;
+  nn::SelfAttentionWeights attention;
+  nn::DeltaNetWeights delta;
+  nn::SwigluWeights mlp;
+  nn::MoeWeights moe;
+};
+
+struct Weights {
+  nn::Weight embedding;
+  std::vector<LayerWeights> layers;
+  Tensor norm;
+  nn::Weight head;  // not defined where it is the embedding
+};
+
+struct Model {
+  Config config;
+  Weights weights;
+  nn::Rope rope;
+
+  DType dtype() const { return weights.embedding.dtype(); }
+  Device& device() const { return *weights.norm.device(); }
+  const nn::Weight& head() const { return config.tied ? weights.embedding : weights.head; }
+};
+
+// A place in Weights and what belongs there: one of tensor and weight.
+struct Slot {
+  std::string name;              // "model.norm.weight"; of a weight the module's: "lm_head"
+  Tensor* tensor = nullptr;      // never packed
+  nn::Weight* weight = nullptr;  // may be packed
+  Shape shape;                   // in memory
+  Shape file_shape;              // in a file
+};
+// All of them, in the order of a file; makes room for the layers.
+std::vector<Slot> slots(Weights& weights, const Config& config);
+
+// Weights drawn at random as training from scratch begins with; the same on every device.
+Model random_model(const Config& config, CommandEncoder& encoder, DType dtype, std::uint64_t seed);
+
+struct Parameter {
+  std::string name;  // in a file
+  Tensor tensor;
+  Shape file_shape;  // as many elements
+};
+// Everything a file holds, codes among it.
+std::vector<Parameter> parameters(const Model& model);
+
+// The model with every float that wanted says yes to watched: gradients are those of the copies' tensors.
+Model watch(Tape& tape, const Model& model,
+            const std::function<bool(const std::string&)>& wanted = {});
+
+struct HiddenOptions {
+  bool checkpoint = false;  // layers are computed again on the way back instead of remembered
+  std::function<void(std::int64_t layer, const Tensor& h)> seen;  // called with what each layer gives
+};
+// tokens: [B, L] i32 → what the head takes, [B, L, width].
+Tensor hidden(Tape& tape, const Model& model, const Tensor& tokens,
+              const HiddenOptions& options = {});
+// […, width] → […, vocabulary].
+Tensor logits(Tape& tape, const Model& model, const Tensor& hidden);
+// The mean cross entropy of targets [B, L] i32, those of -1 not counted. Where the head is not packed the logits of all
+// tokens never exist. With checkpoint the model must live until the tape has been walked.
+Tensor loss(Tape& tape, const Model& model, const Tensor& tokens, const Tensor& targets,
+            const HiddenOptions& options = {});
+
+}  // namespace mlxtape::models

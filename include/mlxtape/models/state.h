@@ -1,0 +1,73 @@
+// State: what a model remembers of B sequences: keys and values of every token, and of delta nets a state of fixed size.
+//
+// Sequences are filled one by one (prefill), each to its own length, then go on together (step). A step is the same work
+// whatever the lengths, so that it can be captured once and replayed (Stepper).
+// Memory     allocated once, for capacity tokens a sequence; written in place, also by restore: graphs stay good.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "mlxtape/models/model.h"
+
+namespace mlxtape::models {
+
+struct LayerPast;
+
+class State {
+ public:
+  State(const Model& model, std::int64_t batch, std::int64_t capacity);
+
+  std::int64_t batch() const { return static_cast<std::int64_t>(lengths_.size()); }
+  std::int64_t capacity() const { return capacity_; }
+  std::int64_t length(std::int64_t sequence) const;  // tokens so far
+  std::size_t bytes() const;
+
+  // Leaves the first tokens of a sequence. A delta net cannot forget: where the model has any, 0 or all of them.
+  void trim(CommandEncoder& encoder, std::int64_t sequence, std::int64_t length);
+
+  // A copy of its own, and back into this one, which must be alike in every size.
+  State snapshot(CommandEncoder& encoder) const;
+  void restore(CommandEncoder& encoder, const State& from);
+  // A safetensors file of what is in use; load checks it against the model.
+  void save(const std::string& path) const;
+  static State load(const Model& model, const std::string& path, std::int64_t capacity);
+
+ private:
+  friend Tensor prefill(CommandEncoder&, const Model&, State&, std::int64_t,
+                        std::span<const std::int32_t>, std::int64_t);
+  friend class Stepper;
+  std::size_t place(std::int64_t sequence) const;  // checked
+  LayerPast past(std::size_t layer, std::int64_t sequence) const;
+  template <class Function>
+  void each(const Function& function) const;  // (layer, what, tensor)
+
+  struct Layer {
+    Tensor keys, values;  // [B, capacity, key_heads, head_dim]
+    nn::DeltaNetState delta;
+  };
+  std::vector<Layer> layers_;
+  std::vector<std::int64_t> lengths_;
+  std::int64_t capacity_ = 0;
+};
+
+// The next tokens of one sequence, chunk of them at a time; the logits [vocabulary] f32 after the last.
+Tensor prefill(CommandEncoder& encoder, const Model& model, State& state, std::int64_t sequence,
+               std::span<const std::int32_t> tokens, std::int64_t chunk = 2048);
+
+// One token more for every sequence. The first step is captured, later ones replay it.
+class Stepper {
+ public:
+  Stepper(CommandEncoder& encoder, const Model& model, State& state);  // all must outlive it
+  ~Stepper();
+  // tokens: one for each sequence. The logits [B, vocabulary] f32, good until the next step.
+  const Tensor& step(std::span<const std::int32_t> tokens);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace mlxtape::models

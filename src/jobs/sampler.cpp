@@ -1,0 +1,134 @@
+#include "mlxtape/jobs/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace mlxtape::jobs {
+
+namespace {
+
+// Every bit of the result depends on every bit of x (the finaliser of splitmix64).
+std::uint64_t mixed(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27U)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31U);
+}
+
+}  // namespace
+
+Check sampling_check(const SamplingOptions& o) {
+  const auto wrong = [](const char* what, double got) {
+    return Error(Errc::kArgument, std::string("sampling: ") + what + ", got " + std::to_string(got));
+  };
+  if (!(o.temperature >= 0)) return wrong("temperature must be at least 0", o.temperature);
+  if (!(o.top_p >= 0)) return wrong("top_p must be at least 0", o.top_p);
+  if (!(o.min_p >= 0 && o.min_p <= 1)) return wrong("min_p must be from 0 to 1", o.min_p);
+  if (o.top_k < 0) return wrong("top_k must be at least 0", static_cast<double>(o.top_k));
+  if (!(o.repetition_penalty > 0)) {
+    return wrong("repetition_penalty must be above 0", o.repetition_penalty);
+  }
+  if (o.repetition_context < 0) {
+    return wrong("repetition_context must be at least 0", static_cast<double>(o.repetition_context));
+  }
+  return std::nullopt;
+}
+
+Sampler::Sampler(const SamplingOptions& options, std::uint64_t sequence)
+    : options_(options), sequence_(sequence) {
+  require(sampling_check(options));
+}
+
+std::int32_t Sampler::operator()(std::span<float> logits, std::span<const std::int32_t> before) {
+  if (options_.repetition_penalty != 1) {
+    const std::size_t context =
+        std::min(before.size(), static_cast<std::size_t>(options_.repetition_context));
+    std::vector<std::int32_t> seen(before.end() - static_cast<std::ptrdiff_t>(context),
+                                   before.end());
+    std::sort(seen.begin(), seen.end());
+    seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+    const auto penalty = static_cast<float>(options_.repetition_penalty);
+    for (const std::int32_t token : seen) {
+      if (token < 0 || static_cast<std::size_t>(token) >= logits.size()) continue;
+      float& z = logits[static_cast<std::size_t>(token)];
+      z = z < 0 ? z * penalty : z / penalty;
+    }
+  }
+  float most = -INFINITY;
+  std::int32_t best = -1;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    if (logits[i] > most) {
+      most = logits[i];
+      best = static_cast<std::int32_t>(i);
+    }
+  }
+  if (best < 0 || !std::isfinite(most)) {
+    throw Error(Errc::kArgument,
+                "sampling: the logits have no largest finite number: the model's weights or its "
+                "input are broken");
+  }
+  if (options_.temperature == 0) return best;
+
+  // A token 40 below the best in log-probability has 4e-18 of its weight: below the grain of a draw.
+  const bool cold = options_.temperature < 1;
+  const double reach = 40 * std::max(1.0, options_.temperature);
+  double all = 0;  // Σ exp(z − most)
+  candidates_.clear();
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const float z = logits[i] - most;
+    if (!(static_cast<double>(z) > -reach)) continue;
+    all += std::exp(static_cast<double>(z));
+    if (cold && static_cast<double>(z) < -40 * options_.temperature) continue;
+    candidates_.push_back({z, static_cast<std::int32_t>(i)});
+  }
+  const auto likelier = [](const Candidate& a, const Candidate& b) {
+    return a.z != b.z ? a.z > b.z : a.token < b.token;
+  };
+  std::size_t kept = candidates_.size();
+  std::size_t sorted = 0;
+  const auto sort_to = [&](std::size_t n) {
+    n = std::min(n, candidates_.size());
+    if (n <= sorted) return;
+    std::partial_sort(candidates_.begin() + static_cast<std::ptrdiff_t>(sorted),
+                      candidates_.begin() + static_cast<std::ptrdiff_t>(n), candidates_.end(),
+                      likelier);
+    sorted = n;
+  };
+  if (options_.top_k > 0) {
+    kept = std::min(kept, static_cast<std::size_t>(options_.top_k));
+    sort_to(kept);
+  }
+  if (options_.top_p > 0 && options_.top_p < 1) {
+    double mass = 0;
+    std::size_t n = 0;
+    while (n < kept && mass < options_.top_p * all) {
+      if (n == sorted) sort_to(std::max<std::size_t>(64, 4 * sorted));
+      mass += std::exp(static_cast<double>(candidates_[n++].z));
+    }
+    kept = n;
+  }
+  if (options_.min_p > 0) {
+    const auto low = static_cast<float>(std::log(options_.min_p));
+    sort_to(kept);
+    while (kept > 1 && candidates_[kept - 1].z < low) --kept;
+  }
+  candidates_.resize(kept);
+  return draw();
+}
+
+std::int32_t Sampler::draw() {
+  const std::uint64_t bits = mixed(mixed(mixed(options_.seed) ^ sequence_) ^ draws_++);
+  const double u = static_cast<double>(bits >> 11U) * 0x1p-53;
+  double all = 0;
+  for (const Candidate& c : candidates_) {
+    all += std::exp(static_cast<double>(c.z) / options_.temperature);
+  }
+  double rest = u * all;
+  for (const Candidate& c : candidates_) {
+    rest -= std::exp(static_cast<double>(c.z) / options_.temperature);
+    if (rest < 0) return c.token;
+  }
+  return candidates_.back().token;
+}
+
+}  // namespace mlxtape::jobs

@@ -1,0 +1,260 @@
+#include "mlxtape/models/load.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "mlxtape/formats/model_directory.h"
+#include "mlxtape/ops/elementwise.h"
+#include "mlxtape/ops/layout.h"
+#include "rope.h"
+
+namespace mlxtape::models {
+
+namespace {
+
+bool starts_with(const std::string& text, const std::string& with) {
+  return text.compare(0, with.size(), with) == 0;
+}
+bool ends_with(const std::string& text, const std::string& with) {
+  return text.size() >= with.size() &&
+         text.compare(text.size() - with.size(), with.size(), with) == 0;
+}
+
+// The tensors of a directory under the names that MLX gives them.
+class Source {
+ public:
+  Source(const formats::ModelWeights& files, const Config& config) : files_(files), c_(config) {
+    for (const std::string& name : files.names()) {
+      const std::optional<std::string> known = renamed(name);
+      if (!known) continue;
+      const auto [at, is_new] = names_.emplace(*known, name);
+      if (!is_new) {
+        throw Error(Errc::kIo, files.info(name).file + ": " + name + " and " + at->second +
+                                   " are the same weight of the model");
+      }
+      // What Hugging Face has and MLX's form never: filters [C, 1, K], one tensor for each expert.
+      const bool foreign_filter = ends_with(*known, "conv1d.weight") &&
+                                  files.info(name).shape.rank() == 3 &&
+                                  files.info(name).shape[2] != 1;
+      foreign_ = foreign_ || foreign_filter || known->find(".mlp.experts.0.") != std::string::npos;
+    }
+    foreign_ = foreign_ && config.family != Config::Family::kQwen3;
+  }
+
+  bool has(const std::string& name) const { return names_.count(name) != 0; }
+  bool is_foreign() const { return foreign_; }
+
+  // Each may be taken once.
+  Tensor take(const std::string& name) {
+    const auto found = names_.find(name);
+    if (found == names_.end()) {
+      throw Error(Errc::kIo, files_.path() + ": the tensor " + name + " is missing");
+    }
+    const Tensor t = files_.tensor(found->second);
+    names_.erase(found);
+    return t;
+  }
+
+  void expect_empty() const {
+    if (names_.empty()) return;
+    const std::string& name = names_.begin()->second;
+    throw Error(Errc::kIo, files_.info(name).file + ": the tensor " + name +
+                               " belongs to no part of a " + c_.model_type + " as config.json has it" +
+                               (names_.size() > 1
+                                    ? ", nor do " + std::to_string(names_.size() - 1) + " others"
+                                    : ""));
+  }
+
+ private:
+  std::optional<std::string> renamed(const std::string& name) const {
+    if (name.find("mtp.") != std::string::npos) return std::nullopt;
+    std::string known = name;
+    if (c_.family == Config::Family::kQwen35) {
+      const std::string inner = "model.language_model.";
+      if (starts_with(name, "vision_tower") || starts_with(name, "model.visual")) {
+        return std::nullopt;
+      }
+      if (starts_with(name, inner)) {
+        known = c_.prefix + "model." + name.substr(inner.size());
+      } else if (!starts_with(name, c_.prefix)) {
+        known = c_.prefix + name;
+      }
+    }
+    if (c_.tied && starts_with(known, c_.prefix + "lm_head.")) return std::nullopt;
+    return known;
+  }
+
+  const formats::ModelWeights& files_;
+  const Config& c_;
+  std::map<std::string, std::string> names_;  // MLX's -> the file's
+  bool foreign_ = false;
+};
+
+class Loader {
+ public:
+  Loader(Source& source, const Config& config, std::string path, CommandEncoder& encoder,
+         const LoadOptions& options, std::size_t all)
+      : source_(source), c_(config), path_(std::move(path)), encoder_(encoder),
+        options_(options), all_(all) {}
+
+  void fill(const Slot& slot) {
+    if (slot.tensor != nullptr) {
+      *slot.tensor = tensor(slot);
+    } else {
+      *slot.weight = weight(slot);
+    }
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& name, const std::string& what) const {
+    throw Error(Errc::kIo, path_ + ": the tensor " + name + " " + what);
+  }
+
+  void expect(const std::string& name, const Tensor& t, const Shape& shape) const {
+    if (!(t.shape() == shape)) {
+      fail(name, "must be " + to_string(shape) + " by config.json, got " + to_string(t.shape()));
+    }
+    if (!is_kernel_float(t.dtype())) {
+      fail(name, std::string("must be f32, f16 or bf16, got ") + name_of(t.dtype()));
+    }
+  }
+
+  // Where the encoder works; on the CPU the file's own memory.
+  Tensor placed(const Tensor& t) {
+    done_ += t.bytes();
+    if (encoder_.backend() == Backend::kCpu) return t;
+    const Tensor there = encoder_.empty(t.shape(), t.dtype());
+    encoder_.upload(t.data(), t.bytes(), there);
+    if (options_.progress) options_.progress(done_, all_);
+    return there;
+  }
+
+  Tensor tensor(const Slot& slot) {
+    Tensor t = source_.take(slot.name);
+    const bool filter = slot.file_shape.rank() == 3;  // [C, K, 1], or [C, 1, K]: the same bytes
+    if (filter && t.shape() == Shape{slot.shape[0], 1, slot.shape[1]}) {
+      t = t.reshape(slot.file_shape);
+    }
+    expect(slot.name, t, slot.file_shape);
+    t = placed(t).reshape(slot.shape);
+    return counts_from_0(slot.name) ? ops::add(encoder_, t, encoder_.full({}, t.dtype(), 1)) : t;
+  }
+
+  // Hugging Face's norms multiply by 1 + w; that of a delta net by w.
+  bool counts_from_0(const std::string& name) const {
+    return source_.is_foreign() && ends_with(name, "norm.weight") &&
+           !ends_with(name, ".linear_attn.norm.weight");
+  }
+
+  nn::Weight weight(const Slot& slot) {
+    const auto listed = c_.quantization.of.find(slot.name);
+    const bool is_listed = listed != c_.quantization.of.end();
+    const bool scaled = source_.has(slot.name + ".scales");
+    const Packing packing = c_.quantization.of_module(slot.name);
+    if (packing.bits > 0 && (scaled || is_listed)) return packed(slot, packing);
+    if (scaled) fail(slot.name + ".scales", "is there, but config.json does not say how it is packed");
+    if (slot.shape.rank() == 3 && !source_.has(slot.name + ".weight")) return stacked(slot);
+    const Tensor t = source_.take(slot.name + ".weight");
+    expect(slot.name + ".weight", t, slot.shape);
+    return placed(t);
+  }
+
+  nn::Weight packed(const Slot& slot, const Packing& packing) {
+    const std::int64_t in = slot.shape.back();
+    Shape codes = slot.shape, groups = slot.shape;
+    codes[codes.rank() - 1] = in * packing.bits / 32;
+    groups[groups.rank() - 1] = in / packing.group_size;
+    ops::QuantizedWeight w;
+    w.bits = packing.bits;
+    w.group_size = packing.group_size;
+    w.codes = source_.take(slot.name + ".weight");
+    w.scales = source_.take(slot.name + ".scales");
+    w.biases = source_.take(slot.name + ".biases");
+    if (in % packing.group_size != 0 || !(w.codes.shape() == codes) ||
+        w.codes.dtype() != DType::kU32) {
+      fail(slot.name + ".weight", "must be " + to_string(codes) + " u32 for " +
+                                      std::to_string(packing.bits) + " bits in groups of " +
+                                      std::to_string(packing.group_size) + ", got " +
+                                      to_string(w.codes.shape()) + " " + name_of(w.codes.dtype()));
+    }
+    expect(slot.name + ".scales", w.scales, groups);
+    expect(slot.name + ".biases", w.biases, groups);
+    w.codes = placed(w.codes);
+    w.scales = placed(w.scales);
+    w.biases = placed(w.biases);
+    return w;
+  }
+
+  // Experts as Hugging Face has them: [E, 2·I, H] of gate and up, and [E, H, I]; or one tensor for each.
+  nn::Weight stacked(const Slot& slot) {
+    const std::size_t cut = slot.name.rfind(".switch_mlp.");
+    const std::string mlp = slot.name.substr(0, cut) + ".experts.";
+    const std::string part = slot.name.substr(cut + std::string(".switch_mlp.").size());
+    if (source_.has(mlp + "down_proj") || gate_up_.count(mlp) != 0) {
+      if (part == "down_proj") {
+        const Tensor t = source_.take(mlp + part);
+        expect(mlp + part, t, slot.shape);
+        return placed(t);
+      }
+      const Shape both{slot.shape[0], 2 * slot.shape[1], slot.shape[2]};
+      auto [at, is_new] = gate_up_.try_emplace(mlp);
+      if (is_new) {
+        at->second = source_.take(mlp + "gate_up_proj");
+        expect(mlp + "gate_up_proj", at->second, both);
+        at->second = placed(at->second);
+      }
+      const std::int64_t start = part == "gate_proj" ? 0 : slot.shape[1];
+      return encoder_.contiguous(at->second.slice(1, start, start + slot.shape[1]));
+    }
+    Tensor all;
+    for (std::int64_t e = 0; e < slot.shape[0]; ++e) {
+      const std::string name = mlp + std::to_string(e) + "." + part + ".weight";
+      if (e == 0 && !source_.has(name)) source_.take(slot.name + ".weight");  // names what is missing
+      const Tensor t = source_.take(name);
+      expect(name, t, {slot.shape[1], slot.shape[2]});
+      if (e == 0) all = encoder_.empty(slot.shape, t.dtype());
+      if (t.dtype() != all.dtype()) fail(name, "has another type than the experts before it");
+      encoder_.copy(placed(t), all.select(0, e));
+    }
+    return all;
+  }
+
+  Source& source_;
+  const Config& c_;
+  std::string path_;
+  CommandEncoder& encoder_;
+  const LoadOptions& options_;
+  std::size_t all_, done_ = 0;
+  std::map<std::string, Tensor> gate_up_;
+};
+
+void expect_one_type(const Model& model, const std::vector<Slot>& slots, const std::string& path) {
+  for (const Slot& slot : slots) {
+    if (slot.weight != nullptr && slot.weight->dtype() != model.dtype()) {
+      throw Error(Errc::kIo, path + ": the tensor " + slot.name + " is " +
+                                 name_of(slot.weight->dtype()) + ", the embedding " +
+                                 name_of(model.dtype()) + ": weights must be of one type");
+    }
+  }
+}
+
+}  // namespace
+
+Model load_model(const std::string& directory, CommandEncoder& encoder,
+                 const LoadOptions& options) {
+  Model model;
+  model.config = Config::parse(formats::read_config(directory), directory + "/config.json");
+  const formats::ModelWeights files(directory);
+  Source source(files, model.config);
+  Loader loader(source, model.config, directory, encoder, options, files.bytes());
+  const std::vector<Slot> all = slots(model.weights, model.config);
+  for (const Slot& slot : all) loader.fill(slot);
+  source.expect_empty();
+  expect_one_type(model, all, directory);
+  model.rope = make_rope(model.config, encoder, model.dtype());
+  encoder.commit_and_wait();
+  return model;
+}
+
+}  // namespace mlxtape::models

@@ -1,0 +1,252 @@
+#include "mlxtape/nn/self_attention.h"
+
+#include <cmath>
+
+#include "block.h"
+
+namespace mlxtape::test {
+namespace {
+
+struct Case {
+  std::int64_t batch, tokens, width, heads, key_heads, dim, turned;
+  bool gated = true, biased = false;
+};
+enum { kX, kQ, kK, kV, kO, kQNorm, kKNorm, kQBias, kKBias, kVBias, kOBias };
+constexpr double kBase = 50, kEps = 1e-3;
+
+std::size_t place(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+// heads of each token, channels j and j + turned/2 turned by t·base^(−2j/turned).
+void turn(Values& x, const Case& c, std::int64_t heads, const Blur& blur) {
+  const std::int64_t half = c.turned / 2;
+  for (std::int64_t r = 0; r < c.batch * c.tokens * heads; ++r) {
+    const auto t = static_cast<double>(r / heads % c.tokens);
+    for (std::int64_t j = 0; j < half; ++j) {
+      const double angle = t * std::pow(kBase, -static_cast<double>(j) / static_cast<double>(half));
+      double& p = x[place(r * c.dim + j)];
+      double& q = x[place(r * c.dim + j + half)];
+      const double first = p * std::cos(angle) - q * std::sin(angle);
+      q = blur(p * std::sin(angle) + q * std::cos(angle));
+      p = blur(first);
+    }
+  }
+}
+
+Arrays attention_in_double(const Case& c, const Arrays& in, const Blur& blur) {
+  const std::int64_t rows = c.batch * c.tokens, group = c.heads / c.key_heads;
+  const auto linear = [&](const Values& x, int weight, int bias, std::int64_t width) {
+    const auto out = static_cast<std::int64_t>(in[place(weight)].size()) / width;
+    Values y = product(x, in[place(weight)], rows, width, out, blur);
+    for (std::size_t i = 0; c.biased && i < y.size(); ++i) {
+      y[i] = blur(y[i] + in[place(bias)][i % place(out)]);
+    }
+    return y;
+  };
+  const Values both = linear(in[kX], kQ, kQBias, c.width);
+  Values q = both;
+  if (c.gated) {
+    q.clear();
+    for (std::int64_t h = 0; h < rows * c.heads; ++h) {
+      q.insert(q.end(), both.begin() + h * 2 * c.dim, both.begin() + (h * 2 + 1) * c.dim);
+    }
+  }
+  q = normed(q, in[kQNorm], kEps, blur);
+  Values k = normed(linear(in[kX], kK, kKBias, c.width), in[kKNorm], kEps, blur);
+  turn(q, c, c.heads, blur);
+  turn(k, c, c.key_heads, blur);
+  const Values v = linear(in[kX], kV, kVBias, c.width);
+
+  Values seen;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int64_t first = row / c.tokens * c.tokens;  // of its sequence
+    for (std::int64_t h = 0; h < c.heads; ++h) {
+      double all = 0;
+      Values mean(place(c.dim));
+      for (std::int64_t key = first; key <= row; ++key) {
+        double score = 0;
+        const std::int64_t at = (key * c.key_heads + h / group) * c.dim;
+        for (std::int64_t j = 0; j < c.dim; ++j) {
+          score += q[place((row * c.heads + h) * c.dim + j)] * k[place(at + j)];
+        }
+        const double weight = blur(std::exp(blur(score / std::sqrt(static_cast<double>(c.dim)))));
+        all += weight;
+        for (std::int64_t j = 0; j < c.dim; ++j) mean[place(j)] += weight * v[place(at + j)];
+      }
+      for (std::int64_t j = 0; j < c.dim; ++j) {
+        const double value = blur(mean[place(j)] / all);
+        seen.push_back(
+            c.gated ? blur(value * blur(sigma(both[place(((row * c.heads + h) * 2 + 1) * c.dim + j)])))
+                    : value);
+      }
+    }
+  }
+  return {linear(seen, kO, kOBias, c.heads * c.dim)};
+}
+
+nn::SelfAttentionWeights weights_of(const Case& c, const std::vector<Tensor>& in) {
+  nn::SelfAttentionWeights w{in[kQ], in[kK], in[kV], in[kO], in[kQNorm], in[kKNorm]};
+  if (c.biased) {
+    w.q_bias = in[kQBias];
+    w.k_bias = in[kKBias];
+    w.v_bias = in[kVBias];
+    w.o_bias = in[kOBias];
+  }
+  return w;
+}
+
+nn::SelfAttentionShape shape_of(const Case& c) {
+  return {c.heads, c.key_heads, c.dim, c.gated, {c.turned, kBase}, kEps};
+}
+
+Block block_of(const Case& c) {
+  const double size = 1.5 / std::sqrt(static_cast<double>(c.width));
+  const Shape x{c.batch, c.tokens, c.width};
+  const std::int64_t queries = c.heads * c.dim, keys = c.key_heads * c.dim;
+  const std::int64_t asked = c.gated ? 2 * queries : queries;
+  Block block{
+      "self_attention",
+      {{"x", x},
+       {"q", {asked, c.width}, size},
+       {"k", {keys, c.width}, size},
+       {"v", {keys, c.width}, size},
+       {"o", {c.width, queries}, 1.5 / std::sqrt(static_cast<double>(queries))},
+       {"q_norm", {c.dim}, 0.5, 1},
+       {"k_norm", {c.dim}, 0.5, 1}},
+      {x},
+      [c](const Arrays& in, const Blur& blur) { return attention_in_double(c, in, blur); },
+      [c](Tape& tape, const std::vector<Tensor>& in) {
+        return std::vector<Tensor>{
+            nn::self_attention(tape, in[kX], weights_of(c, in), shape_of(c))};
+      }};
+  if (c.biased) {
+    block.inputs.insert(block.inputs.end(), {{"q_bias", {asked}, 0.5},
+                                             {"k_bias", {keys}, 0.5},
+                                             {"v_bias", {keys}, 0.5},
+                                             {"o_bias", {c.width}, 0.5}});
+  }
+  return block;
+}
+
+class SelfAttention : public Blocks {};
+
+TEST_P(SelfAttention, EveryNumbersGradient) {
+  check_every_number(block_of({2, 5, 6, 4, 2, 6, 4}));
+  check_every_number(block_of({1, 3, 5, 3, 1, 4, 4}));
+  check_every_number(block_of({1, 3, 4, 2, 2, 4, 0}));  // without positions
+  check_every_number(block_of({1, 4, 5, 2, 1, 4, 4, false}));
+  check_every_number(block_of({1, 3, 5, 2, 1, 4, 2, true, true}));
+}
+
+TEST_P(SelfAttention, WideHeads) {
+  const Case wide{1, 66, 16, 4, 2, 256, 64};
+  check_directions(block_of(wide), DType::kF32);
+  check_directions(block_of(wide), DType::kBF16);
+}
+
+MT_ON_EVERY_BACKEND(SelfAttention);
+
+// Tokens that come in pieces, through a cache, are as good as all at once.
+TEST_P(SelfAttention, TokensInPieces) {
+  const Case c{2, 13, 16, 4, 2, 8, 4, true, true};
+  const Block block = block_of(c);
+  Noise noise(7);
+  std::vector<Tensor> in;
+  for (const Input& input : block.inputs) {
+    std::vector<double> values =
+        random_values(noise, *element_count(input.shape), DType::kF32, input.size);
+    for (double& v : values) v += input.around;
+    in.push_back(upload(values, input.shape, DType::kF32));
+  }
+  const nn::SelfAttentionWeights w = weights_of(c, in);
+  const nn::SelfAttentionShape shape = shape_of(c);
+  Tape tape(encoder());
+  const std::vector<double> whole = download(nn::self_attention(tape, in[kX], w, shape));
+
+  const Shape room{c.batch, 20, c.key_heads, c.dim};
+  nn::SelfAttentionCache cache{encoder().empty(room, DType::kF32), encoder().empty(room, DType::kF32)};
+  std::vector<double> pieces(whole.size());
+  const auto feed = [&](std::int64_t from, std::int64_t to) {
+    const Tensor part = encoder().contiguous(in[kX].slice(1, from, to));
+    const std::vector<double> y = download(nn::self_attention(tape, part, w, shape, &cache));
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      const std::size_t row = i / place(c.width), count = place(to - from);
+      const std::size_t token = row / count * place(c.tokens) + place(from) + row % count;
+      pieces[token * place(c.width) + i % place(c.width)] = y[i];
+    }
+  };
+  feed(0, 5);
+  cache.start = 5;
+  feed(5, 11);
+  cache.start = 0;
+  cache.lengths = encoder().full({2}, DType::kI32, 11);
+  feed(11, 12);
+  cache.lengths = encoder().full({2}, DType::kI32, 12);
+  feed(12, 13);
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    ASSERT_NEAR(pieces[i], whole[i], 1e-5 * (1 + std::abs(whole[i]))) << i;
+  }
+
+  const Tensor watched = tape.watch(in[kX].slice(1, 0, 1));
+  expect_error(Errc::kNoGradient, "NoGrad",
+               [&] { nn::self_attention(tape, watched, w, shape, &cache); });
+}
+
+TEST(SelfAttentionCheck, SaysWhatIsWrong) {
+  const Tensor x = Tensor::meta({1, 3, 8});
+  const nn::SelfAttentionWeights good{Tensor::meta({32, 8}), Tensor::meta({8, 8}),
+                                       Tensor::meta({8, 8}),  Tensor::meta({8, 16}),
+                                       Tensor::meta({4}),     Tensor::meta({4})};
+  const nn::SelfAttentionShape shape{4, 2, 4, true, {2}};
+  EXPECT_FALSE(nn::self_attention_check(x, good, shape));
+  const auto with = [&](auto set) {
+    nn::SelfAttentionWeights w = good;
+    set(w);
+    return nn::self_attention_check(x, w, shape);
+  };
+  expect_refused({
+      {"rank", nn::self_attention_check(Tensor::meta({8}), good, shape), Errc::kShape,
+       "x must be"},
+      {"heads", nn::self_attention_check(x, good, {4, 3, 4, true, {2}}), Errc::kArgument, "got 4 and 3"},
+      {"odd", nn::self_attention_check(x, good, {4, 2, 4, true, {3}}), Errc::kArgument, "rope.dims"},
+      {"wide", nn::self_attention_check(x, good, {4, 2, 4, true, {6}}), Errc::kArgument,
+       "0 to head_dim 4"},
+      {"q", with([](auto& w) { w.q = Tensor::meta({16, 8}); }), Errc::kShape, "q must be [32, 8]"},
+      {"v", with([](auto& w) { w.v = {}; }), Errc::kArgument, "v must be given"},
+      {"norm", with([](auto& w) { w.k_norm = Tensor::meta({8}); }), Errc::kShape,
+       "k_norm must be [4]"},
+      {"type", with([](auto& w) { w.o = Tensor::meta({8, 16}, DType::kBF16); }), Errc::kDType,
+       "o must be f32"},
+      {"biases", with([](auto& w) { w.v_bias = Tensor::meta({8}); }), Errc::kArgument,
+       "v_bias must not be given without q_bias"},
+      {"bias", with([](auto& w) { w.q_bias = Tensor::meta({31}); }), Errc::kShape,
+       "q_bias must be [32]"},
+  });
+  nn::SelfAttentionShape gained = shape;
+  gained.rope.gain = Tensor::meta({3});
+  const auto cached = [&](auto set) {
+    nn::SelfAttentionCache cache{Tensor::meta({1, 5, 2, 4}), Tensor::meta({1, 5, 2, 4})};
+    set(cache);
+    return nn::self_attention_check(x, good, shape, &cache);
+  };
+  EXPECT_FALSE(cached([](auto& cache) { cache.start = 2; }));
+  expect_refused({
+      {"gain", nn::self_attention_check(x, good, gained), Errc::kShape, "rope.gain must be [4]"},
+      {"keys", cached([](auto& cache) { cache.keys = Tensor::meta({2, 5, 2, 4}); }), Errc::kShape,
+       "the cache's keys must be [1, any, 2, 4]"},
+      {"values", cached([](auto& cache) { cache.values = Tensor::meta({1, 6, 2, 4}); }),
+       Errc::kShape, "the cache's values must be [1, 5, 2, 4]"},
+      {"full", cached([](auto& cache) { cache.start = 3; }), Errc::kArgument,
+       "no room for 3 after 3"},
+      {"before", cached([](auto& cache) { cache.start = -1; }), Errc::kArgument, "after -1"},
+      {"both", cached([](auto& cache) {
+         cache.start = 1;
+         cache.lengths = Tensor::meta({1}, DType::kI32);
+       }),
+       Errc::kArgument, "not both"},
+      {"lengths", cached([](auto& cache) { cache.lengths = Tensor::meta({1}); }), Errc::kDType,
+       "the cache's lengths must be i32"},
+  });
+}
+
+}  // namespace
+}  // namespace mlxtape::test

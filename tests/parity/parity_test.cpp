@@ -1,0 +1,204 @@
+// Models against what mlx-lm computed with the same directory: every layer, logits, loss, every parameter's
+// gradient, greedy tokens. The directories: MLXTAPE_PARITY_MODELS, or the ones kept in the tree (README.md).
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <sstream>
+
+#include "mlxtape/base/files.h"
+#include "mlxtape/formats/safetensors.h"
+#include "mlxtape/models/load.h"
+#include "mlxtape/models/state.h"
+#include "mlxtape/ops/elementwise.h"
+#include "support/op_test.h"
+
+namespace mlxtape::test {
+namespace {
+
+namespace fs = std::filesystem;
+using formats::Json;
+
+struct Case {
+  std::string path;
+  Backend backend;
+};
+
+std::string models_path() {
+  const char* given = std::getenv("MLXTAPE_PARITY_MODELS");
+  return given != nullptr ? given : MLXTAPE_GOLDEN_MODELS;
+}
+
+std::vector<Case> cases() {
+  std::vector<std::string> paths;
+  for (const auto& entry : fs::directory_iterator(models_path())) {
+    if (fs::exists(entry.path() / "case.json")) paths.push_back(entry.path().string());
+  }
+  std::sort(paths.begin(), paths.end());
+  std::vector<Case> result;
+  for (const Backend backend : built_backends()) {
+    for (const std::string& path : paths) result.push_back({path, backend});
+  }
+  return result;
+}
+
+std::string name_of_case(const testing::TestParamInfo<Case>& info) {
+  std::string name = fs::path(info.param.path).filename().string();
+  std::replace_if(name.begin(), name.end(), [](char c) { return std::isalnum(c) == 0; }, '_');
+  return name + "_" + name_of(info.param.backend);
+}
+
+class Parity : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    const std::vector<Device*>& devices = Device::all();
+    const auto found = std::find_if(devices.begin(), devices.end(), [](Device* device) {
+      return device->backend() == GetParam().backend;
+    });
+    if (found == devices.end()) {
+      GTEST_SKIP() << "no " << name_of(GetParam().backend) << " device here";
+    }
+    encoder_ = (*found)->make_encoder();
+    file_ = std::make_unique<formats::Safetensors>(GetParam().path + "/reference.safetensors");
+    const std::string about = GetParam().path + "/case.json";
+    case_ = Json::parse(read_whole(about, "parity"), about);
+    model_ = models::load_model(GetParam().path, *encoder_);
+  }
+
+  CommandEncoder& encoder() { return *encoder_; }
+  const models::Model& model() const { return model_; }
+  bool has(const std::string& name) const {
+    const auto& names = file_->names();
+    return std::find(names.begin(), names.end(), name) != names.end();
+  }
+  Tensor reference(const std::string& name) const { return file_->tensor(name); }
+  std::vector<std::int32_t> ids(const std::string& name) const {
+    const auto values = reference(name).host<std::int32_t>();
+    return {values.begin(), values.end()};
+  }
+  bool is_f32() const { return case_.find("dtype")->string() == "float32"; }
+  double tolerance(const char* what) const {
+    const Json* value = case_.find("tolerance")->find(what);
+    return value->number();
+  }
+
+  Tensor tokens(std::int64_t from, std::int64_t to) {
+    const Tensor all = reference("tokens");
+    const Tensor part = Device::cpu().make_encoder()->contiguous(all.slice(1, from, to));
+    const Tensor there = encoder_->empty(part.shape(), DType::kI32);
+    encoder_->upload(part.data(), part.bytes(), there);
+    return there;
+  }
+
+  std::vector<float> values(const Tensor& t) {
+    const Tensor wide = encoder_->contiguous(ops::cast(*encoder_, t.detach(), DType::kF32));
+    std::vector<float> result(static_cast<std::size_t>(wide.size()));
+    encoder_->download(wide, result.data(), wide.bytes());
+    return result;
+  }
+
+  // The largest difference is at most part of the largest value; and the reference is not the same everywhere.
+  void expect_close(const std::string& name, const Tensor& got, const Tensor& want, double part) {
+    ASSERT_EQ(got.size(), want.size()) << name;
+    const std::vector<float> ours = values(got);
+    const auto theirs = want.host<float>();
+    double most = 0, off = 0;
+    for (std::size_t i = 0; i < ours.size(); ++i) {
+      most = std::max(most, std::abs(static_cast<double>(theirs[i])));
+      const double d = std::abs(static_cast<double>(ours[i]) - static_cast<double>(theirs[i]));
+      off = std::isnan(d) ? INFINITY : std::max(off, d);
+    }
+    EXPECT_GT(most, 0) << name << ": the reference is all 0";
+    EXPECT_LE(off, part * most) << name << ": off by " << off / most << " of the largest value";
+  }
+
+ private:
+  std::unique_ptr<CommandEncoder> encoder_;
+  std::unique_ptr<formats::Safetensors> file_;
+  Json case_;
+  models::Model model_;
+};
+
+TEST_P(Parity, EveryLayer) {
+  Tape tape(encoder());
+  models::HiddenOptions options;
+  options.seen = [&](std::int64_t layer, const Tensor& h) {
+    const std::string name = "hidden." + std::to_string(layer);
+    expect_close(name, h, reference(name), tolerance("hidden"));
+  };
+  const Tensor all = tokens(0, reference("tokens").dim(1));
+  expect_close("hidden.embed", nn::embed(tape, model().weights.embedding, all),
+               reference("hidden.embed"), tolerance("hidden"));
+  const Tensor h = models::hidden(tape, model(), all, options);
+  expect_close("hidden.norm", h, reference("hidden.norm"), tolerance("hidden"));
+  expect_close("logits", models::logits(tape, model(), h), reference("logits"),
+               tolerance("logits"));
+}
+
+TEST_P(Parity, LossAndEveryGradient) {
+  const std::int64_t length = reference("tokens").dim(1);
+  for (const bool checkpoint : {false, true}) {
+    Tape tape(encoder());
+    const models::Model watched = models::watch(tape, model());
+    models::HiddenOptions options;
+    options.checkpoint = checkpoint;
+    const Tensor loss =
+        models::loss(tape, watched, tokens(0, length - 1), tokens(1, length), options);
+    const double want = static_cast<double>(reference("loss").host<float>()[0]);
+    EXPECT_NEAR(static_cast<double>(values(loss)[0]), want, tolerance("loss") * std::abs(want));
+    if (!is_f32()) continue;
+    tape.backward(loss);
+    std::size_t checked = 0;
+    for (const auto& [name, tensor, shape] : models::parameters(watched)) {
+      if (!has("grad." + name)) continue;
+      const Tensor want_grad = reference("grad." + name);
+      EXPECT_EQ(want_grad.shape(), shape) << name;
+      expect_close("grad." + name, tape.grad(tensor), want_grad, tolerance("grad"));
+      ++checked;
+    }
+    if (has("grad.model.norm.weight") || has("grad.language_model.model.norm.weight")) {
+      std::size_t floats = 0;
+      for (const auto& parameter : models::parameters(watched)) {
+        floats += is_float(parameter.tensor.dtype()) ? 1 : 0;
+      }
+      EXPECT_EQ(checked, floats) << "parameters without a reference";
+    }
+  }
+}
+
+TEST_P(Parity, TokensInTwoChunks) {
+  const Tensor all = reference("tokens");
+  const std::int64_t batch = all.dim(0), length = all.dim(1);
+  const auto split = static_cast<std::size_t>(ids("chunked.split")[0]);
+  models::State state(model(), batch, length + 5);
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const auto row = all.host<std::int32_t>().subspan(static_cast<std::size_t>(b * length),
+                                                      static_cast<std::size_t>(length));
+    models::prefill(encoder(), model(), state, b, row.first(split));
+    const Tensor last = models::prefill(encoder(), model(), state, b, row.subspan(split), 7);
+    expect_close("chunked.logits", last, reference("chunked.logits").select(0, b),
+                 tolerance("logits"));
+  }
+}
+
+TEST_P(Parity, GreedyTokens) {
+  const std::vector<std::int32_t> prompt = ids("greedy.prompt"), want = ids("greedy.tokens");
+  models::State state(model(), 1, static_cast<std::int64_t>(prompt.size() + want.size()));
+  const auto best = [&](const Tensor& logits) {
+    const std::vector<float> z = values(logits);
+    return static_cast<std::int32_t>(std::max_element(z.begin(), z.end()) - z.begin());
+  };
+  std::vector<std::int32_t> got{
+      best(models::prefill(encoder(), model(), state, 0, prompt))};
+  models::Stepper stepper(encoder(), model(), state);
+  while (got.size() < want.size()) got.push_back(best(stepper.step({&got.back(), 1})));
+  EXPECT_EQ(got, want);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Parity, testing::ValuesIn(cases()), name_of_case);
+
+TEST(ParityModels, AreThere) { EXPECT_FALSE(cases().empty()) << models_path(); }
+
+}  // namespace
+}  // namespace mlxtape::test
