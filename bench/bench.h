@@ -33,6 +33,16 @@ struct LayersConfig {
   DType dtype = DType::kF32;
 };
 
+// A model of one of the built-in shapes, with random weights, or a directory's.
+struct ModelConfig {
+  std::string model = "qwen3-next-0.3b";
+  std::string save;  // also write it to this directory, for other programs to measure; empty: do not
+  std::int64_t tokens = 512, chunk = 8192, context = 128, batch = 1;
+  int bits = 0;  // 0: not packed
+  bool train = true;
+  DType dtype = DType::kF32;
+};
+
 // Prints a table as it goes; the JSON file is brought up to date after every row.
 void run_ops(Device& device, const BenchConfig& config, std::ostream& out);
 
@@ -43,5 +53,9 @@ void run_step(Device& device, const BenchConfig& config, const StepConfig& model
 // Attention, delta-net and expert blocks, forward and with every gradient: time and memory.
 void run_layers(Device& device, const BenchConfig& config, const LayersConfig& layers,
                 std::ostream& out);
+
+// A whole model: forward and backward, a prompt, tokens one by one.
+void run_model(Device& device, const BenchConfig& config, const ModelConfig& model,
+               std::ostream& out);
 
 }  // namespace mlxtape::bench

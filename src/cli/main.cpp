@@ -130,8 +130,18 @@ int run(int argc, char** argv) {
   bench_layers->add_option("--tokens", layers.tokens, "of one sequence")->capture_default_str();
   bench_layers->add_option("--experts", layers.experts, "of the expert block; the model has 512")
       ->capture_default_str();
+  CLI::App* bench_model = bench_command->add_subcommand(
+      "model", "a whole model: training, a prompt, tokens one by one: time and memory");
+  bench::ModelConfig whole;
+  bench_model->add_option("--tokens", whole.tokens, "of a training step, and of the prompt")
+      ->capture_default_str();
+  bench_model->add_option("--chunk", whole.chunk, "tokens of the prompt at a time")
+      ->capture_default_str();
+  bench_model->add_option("--context", whole.context, "tokens before those that come one by one")
+      ->capture_default_str();
+  bench_model->add_option("--batch", whole.batch, "sequences side by side")->capture_default_str();
   std::string type = "f32";
-  for (CLI::App* each : {bench_step, bench_layers}) {
+  for (CLI::App* each : {bench_step, bench_layers, bench_model}) {
     for (CLI::Option* size : each->get_options()) {
       if (size->get_name() != "--help") size->check(CLI::Range(1, 1 << 20));
     }
@@ -139,9 +149,17 @@ int run(int argc, char** argv) {
         ->capture_default_str()
         ->check(CLI::IsMember({"f32", "bf16"}));
   }
+  bench_model
+      ->add_option("--model", whole.model,
+                   "a directory, or random weights as qwen3-next-0.3b, qwen3-next-80b-period")
+      ->capture_default_str();
+  bench_model->add_option("--bits", whole.bits, "pack the weights: 2, 3, 4, 5, 6 or 8")
+      ->check(CLI::IsMember({2, 3, 4, 5, 6, 8}));
+  bench_model->add_option("--save", whole.save, "also write the model to this directory");
+  bench_model->add_flag("!--no-train", whole.train, "leave the training step out");
   bench_ops->add_option("--filter", config.filter,
                         "only rows matching this expression, e.g. 'softmax bwd .* bf16'");
-  for (CLI::App* each : {bench_ops, bench_step, bench_layers}) {
+  for (CLI::App* each : {bench_ops, bench_step, bench_layers, bench_model}) {
     each->add_option("--json", config.json_path, "also write the rows to this file");
   }
   bench_ops->add_option("--peers", config.peers_script,
@@ -150,7 +168,7 @@ int run(int argc, char** argv) {
       ->capture_default_str();
   std::string device = "cpu";
   bool one_by_one = false;
-  for (CLI::App* each : {bench_ops, bench_step, bench_layers}) {
+  for (CLI::App* each : {bench_ops, bench_step, bench_layers, bench_model}) {
     each->add_option("--seconds", config.seconds, "time for each row and contender")
         ->capture_default_str()
         ->check([](const std::string& text) {
@@ -189,7 +207,7 @@ int run(int argc, char** argv) {
   if (app.get_subcommands().empty()) return called_wrongly("a command is needed");
 #ifdef MLXTAPE_HAS_CASES
   if (*bench_command && bench_command->get_subcommands().empty()) {
-    return called_wrongly("bench: what to measure is needed: ops, step or layers");
+    return called_wrongly("bench: what to measure is needed: ops, step, layers or model");
   }
 #endif
 
@@ -199,13 +217,14 @@ int run(int argc, char** argv) {
   if (*info_command) info();
   if (*kernels_command) list_kernels();
 #ifdef MLXTAPE_HAS_CASES
-  if (*bench_ops || *bench_step || *bench_layers) {
+  if (*bench_ops || *bench_step || *bench_layers || *bench_model) {
     Device& measured = Device::find(device == "cuda" ? Backend::kCuda : Backend::kCpu);
     measured.set_overlap(!one_by_one);
-    step.dtype = layers.dtype = type == "f32" ? DType::kF32 : DType::kBF16;
+    step.dtype = layers.dtype = whole.dtype = type == "f32" ? DType::kF32 : DType::kBF16;
     if (*bench_ops) bench::run_ops(measured, config, std::cout);
     if (*bench_step) bench::run_step(measured, config, step, std::cout);
     if (*bench_layers) bench::run_layers(measured, config, layers, std::cout);
+    if (*bench_model) bench::run_model(measured, config, whole, std::cout);
   }
   if (*selftest_command) return selftest(test_filter);
 #endif

@@ -1,0 +1,59 @@
+#include "mlxtape/models/quantize.h"
+
+namespace mlxtape::models {
+
+namespace {
+
+bool ends_with(const std::string& text, const std::string& with) {
+  return text.size() >= with.size() &&
+         text.compare(text.size() - with.size(), with.size(), with) == 0;
+}
+
+formats::Json block(Packing packing) {
+  return formats::Json::Object{{"group_size", packing.group_size}, {"bits", packing.bits}};
+}
+
+}  // namespace
+
+PackingRule usual_packing(Packing all) {
+  return [all](const std::string& path, const Shape& shape) {
+    const bool decides = ends_with(path, "mlp.gate") || ends_with(path, "shared_expert_gate");
+    const Packing packing = decides ? Packing{8, 64} : all;
+    return shape.back() % packing.group_size == 0 ? packing : Packing{};
+  };
+}
+
+Model quantize_model(CommandEncoder& encoder, const Model& model, const PackingRule& rule,
+                     ops::QuantizeRule rounding) {
+  Model result = model;
+  Quantization& all = result.config.quantization;
+  formats::Json::Object listed;
+  for (const Slot& slot : slots(result.weights, result.config)) {
+    if (slot.weight == nullptr) continue;
+    if (!slot.weight->is_packed()) {
+      const Packing packing = rule(slot.name, slot.shape);
+      if (packing.bits == 0) {
+        all.of[slot.name] = {};
+        continue;
+      }
+      const ops::QuantizeFormat format{packing.bits, packing.group_size};
+      const ops::Quantized q = ops::quantize(encoder, slot.weight->plain, format, rounding);
+      *slot.weight = ops::QuantizedWeight{q.codes, q.scales, q.biases, format.bits, format.group_size};
+    }
+    const Packing packing{slot.weight->packed.bits, slot.weight->packed.group_size};
+    if (all.usual.bits == 0) all.usual = packing;  // the embedding's, which is the first
+    all.of[slot.name] = packing;
+    if (packing.bits != all.usual.bits || packing.group_size != all.usual.group_size) {
+      listed.emplace_back(slot.name, block(packing));
+    }
+  }
+  if (all.usual.bits == 0) return result;
+  formats::Json said = block(all.usual);
+  said.set("mode", "affine");
+  for (auto& [path, packing] : listed) said.set(path, std::move(packing));
+  result.config.json.set("quantization", said);
+  result.config.json.set("quantization_config", said);
+  return result;
+}
+
+}  // namespace mlxtape::models
