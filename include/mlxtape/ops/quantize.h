@@ -1,0 +1,64 @@
+// quantize: weights as small whole numbers with a scale and a bias for each group, and back.
+//
+// Formula    For each group of group_size neighbours of a row, n = 2^bits − 1:
+//            hi = max w, lo = min w;  low = |lo| > |hi|;  e = low ? lo : hi, the edge that is kept exactly
+//            s₀ = max((hi − lo)/n, 1e-7), negative unless low;  q₀ = round(e/s₀)
+//            s = e/q₀, b = e, or where q₀ = 0: s = s₀, b = 0
+//            q = round((w − b)/s), within [0, n]
+//            dequantize: w = s·q + b
+//            kCpu rounds half to even. kGpu rounds half away from 0 and lets hi begin at 0, as files in the wild
+//            were made: a group that is negative throughout is quantised as if it held a 0.
+// Gradient   of dequantize: ds = Σ dw·q, db = Σ dw over the group. quantize and the codes have none.
+// Layout     w: [..., out, in]; scales, biases: [..., out, in/group_size]; codes: u32 [..., out, in·bits/32], a row's
+//            codes as one stream of bits, the first in the lowest bits of the first word. Strided inputs are
+//            copied first. Saved: codes.
+// Types      w: f32, f16, bf16; quantize gives scales and biases of w's type, dequantize any of the three, by default
+//            the scales'. All is f32, one operation at a time, and rounded once when stored: codes are
+//            made with the unrounded s. Has the bits of MLX on a CPU by kCpu. dequantize has them for f32; for f16
+//            and bf16 MLX rounds s·q first, on a CPU, and 16 % of the weights at 2 bits, 49 % at 4 and 64 %
+//            at 8 differ in their last bit.
+// Cost       quantize reads w once, writes the rest; dequantize and its gradient read codes, scales and biases, or dw,
+//            once. Bound by memory.
+// Limits     bits 2, 3, 4, 5, 6, 8; group_size 32, 64, 128, which divides in; rank ≥ 2; any extent may be 0.
+//            With s and b in f32, w comes back within |s|/2, where q = n within |s|, and 0 ≥ lo, if the group
+//            reaches it, within a rounding of b. A group with NaN or ±inf has NaN for s and b and codes 0; one whose
+//            hi − lo overflows has s = ±inf and comes back as NaN.
+#pragma once
+
+#include <optional>
+
+#include "mlxtape/base/error.h"
+#include "mlxtape/core/encoder.h"
+#include "mlxtape/tape/tape.h"
+
+namespace mlxtape::ops {
+
+struct QuantizeFormat {
+  int bits = 4;
+  int group_size = 64;
+};
+enum class QuantizeRule { kGpu, kCpu };
+
+struct Quantized {
+  Tensor codes;           // u32 [..., out, in·bits/32]
+  Tensor scales, biases;  // [..., out, in/group_size]
+};
+
+Check quantize_check(const Tensor& w, const QuantizeFormat& format);
+Quantized quantize(CommandEncoder& encoder, const Tensor& w, const QuantizeFormat& format = {},
+                   QuantizeRule rule = QuantizeRule::kGpu);
+
+Check dequantize_check(const Quantized& w, const QuantizeFormat& format, DType dtype);
+Tensor dequantize(CommandEncoder& encoder, const Quantized& w, const QuantizeFormat& format = {},
+                  std::optional<DType> dtype = std::nullopt);
+Tensor dequantize(Tape& tape, const Quantized& w, const QuantizeFormat& format = {},
+                  std::optional<DType> dtype = std::nullopt);
+
+struct DequantizeGradients {
+  Tensor d_scales, d_biases;  // in the scales' type
+};
+Check dequantize_backward_check(const Quantized& w, const QuantizeFormat& format, const Tensor& dw);
+DequantizeGradients dequantize_backward(CommandEncoder& encoder, const Quantized& w,
+                                        const QuantizeFormat& format, const Tensor& dw);
+
+}  // namespace mlxtape::ops

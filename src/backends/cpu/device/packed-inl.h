@@ -1,0 +1,245 @@
+// Rows of packed weights, w = s·q + b with one s and b for each group of codes q, and their products with few rows
+// of x. Codes come in packs of 32, which are as many whole words as a code has bits.
+//
+// Codes of 4 and 8 bits are widened in registers, two of them from one lane: those at even places and those at odd
+// ones, so x is put in that order first. Others are spread to bytes before. The products need no more than reading
+// the codes takes: 6 instructions for 32 codes of 4 bits with AVX-512, 9 for 8 bits.
+#include "backends/cpu/device/rows-inl.h"
+
+#include <array>
+
+// Per-target include guard: Highway flips the toggle for each target.
+#if defined(MLXTAPE_CPU_PACKED_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MLXTAPE_CPU_PACKED_INL_H_
+#undef MLXTAPE_CPU_PACKED_INL_H_
+#else
+#define MLXTAPE_CPU_PACKED_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace mlxtape::ops::HWY_NAMESPACE {
+namespace {
+
+constexpr std::int64_t kPackCodes = 32;
+constexpr int kMostFew = 8;  // rows of x at a time
+
+// ---- codes as bytes ----
+
+// The lowest 8·kBits bits, kBits in each byte.
+template <int kBits>
+HWY_INLINE std::uint64_t spread_eight(std::uint64_t u) {
+  constexpr std::uint64_t kCode = (1U << kBits) - 1;
+#if HWY_TARGET == HWY_AVX3
+  return _pdep_u64(u, kCode * 0x0101010101010101U);
+#else
+  // In halves: the upper four codes go to the upper 32 bits, of these two each to the upper 16, of these one.
+  constexpr std::uint64_t kFour = (std::uint64_t{1} << (4 * kBits)) - 1;
+  constexpr std::uint64_t kTwo = ((1U << (2 * kBits)) - 1) * 0x0000000100000001U;
+  constexpr std::uint64_t kOne = kCode * 0x0001000100010001U;
+  u = (u & kFour) | ((u & (kFour << (4 * kBits))) << (32 - 4 * kBits));
+  u = (u & kTwo) | ((u & (kTwo << (2 * kBits))) << (16 - 2 * kBits));
+  return (u & kOne) | ((u & (kOne << kBits)) << (8 - kBits));
+#endif
+}
+
+template <int kBits>
+HWY_INLINE void spread_packs(const std::uint8_t* p, std::int64_t packs, std::uint8_t* bytes) {
+  for (std::int64_t i = 0; i < packs; ++i, p += 4 * kBits, bytes += kPackCodes) {
+#pragma GCC unroll 4
+    for (int eight = 0; eight < 4; ++eight) {
+      // 8 bytes are read, of which kBits are wanted: none past the pack's end.
+      const int at = std::min(eight * kBits, 4 * kBits - 8);
+      std::uint64_t u;
+      std::memcpy(&u, p + at, sizeof(u));
+      u = spread_eight<kBits>(u >> (8 * (eight * kBits - at)));
+      std::memcpy(bytes + 8 * eight, &u, sizeof(u));
+    }
+  }
+}
+
+// A byte for each code: the codes themselves where they have 8 bits, else made in room.
+HWY_INLINE const std::uint8_t* codes_as_bytes(int bits, const std::uint32_t* codes,
+                                              std::int64_t packs, std::uint8_t* room) {
+  const auto* p = reinterpret_cast<const std::uint8_t*>(codes);
+  switch (bits) {
+    case 2: spread_packs<2>(p, packs, room); break;
+    case 3: spread_packs<3>(p, packs, room); break;
+    case 4: spread_packs<4>(p, packs, room); break;
+    case 5: spread_packs<5>(p, packs, room); break;
+    case 6: spread_packs<6>(p, packs, room); break;
+    default: return p;
+  }
+  return room;
+}
+
+// As many codes as f32 has lanes.
+HWY_INLINE VF load_codes(DF d, const std::uint8_t* bytes) {
+  return hn::ConvertTo(d, hn::PromoteTo(DI(), hn::LoadU(hn::Rebind<std::uint8_t, DF>(), bytes)));
+}
+
+// ---- products ----
+
+// 2·Lanes codes: w at even and at odd places. kBits: 4, or 8, which also stands for codes spread to bytes.
+struct Group {
+  VF s, b;  // of one row and group
+#if HWY_TARGET == HWY_AVX3
+  VF table;  // w of every code of 4 bits
+#endif
+  HWY_INLINE void set(DF d, float scale, float bias) {
+    s = hn::Set(d, scale);
+    b = hn::Set(d, bias);
+#if HWY_TARGET == HWY_AVX3
+    table = hn::MulAdd(s, hn::Iota(d, 0), b);
+#endif
+  }
+  template <int kBits>
+  HWY_INLINE void widen_codes(DF d, const std::uint8_t* p, VF& even, VF& odd) const {
+    if constexpr (kBits == 4) {
+      const auto both = hn::PromoteTo(DU(), hn::LoadU(hn::Rebind<std::uint8_t, DF>(), p));
+#if HWY_TARGET == HWY_AVX3  // a lookup reads the lowest 4 bits of its lane
+      even = VF{_mm512_permutexvar_ps(both.raw, table.raw)};
+      odd = VF{_mm512_permutexvar_ps(hn::ShiftRight<4>(both).raw, table.raw)};
+#else
+      even = weight(d, hn::And(both, hn::Set(DU(), 15)));
+      odd = weight(d, hn::ShiftRight<4>(both));
+#endif
+    } else {
+      const auto both =
+          hn::PromoteTo(DU(), hn::LoadU(DU16(), reinterpret_cast<const std::uint16_t*>(p)));
+      even = weight(d, hn::And(both, hn::Set(DU(), 255)));
+      odd = weight(d, hn::ShiftRight<8>(both));
+    }
+  }
+  HWY_INLINE VF weight(DF d, hn::Vec<DU> q) const {
+    return hn::MulAdd(s, hn::ConvertTo(d, hn::BitCast(DI(), q)), b);
+  }
+};
+
+// x of n elements as f32, in the order in which codes are widened. n: whole packs.
+template <class T>
+HWY_INLINE void order_row(const T* x, std::int64_t n, float* out) {
+  const DF d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t i = 0; i < n; i += 2 * lanes) {
+    const VF first = load(d, x + i), second = load(d, x + i + lanes);
+    hn::StoreU(hn::ConcatEven(d, second, first), d, out + i);
+    hn::StoreU(hn::ConcatOdd(d, second, first), d, out + i + lanes);
+  }
+}
+
+// Rows of weights; s and b as f32.
+struct CodeRows {
+  const std::uint8_t* codes;
+  std::int64_t pitch;  // bytes from row to row
+  const float *s, *b;  // [row, groups]
+  std::int64_t groups, group;
+};
+
+// sums [kRows, pitch] = w·xᵀ for kRows rows of weights and kFew of x [kFew, K], ordered.
+template <int kBits, int kFew, int kRows>
+HWY_NOINLINE void code_products(const CodeRows& w, const float* x, float* sums,
+                                std::int64_t pitch) {
+  const DF d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const std::int64_t k = w.groups * w.group;
+  VF sum[kRows][kFew];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int m = 0; m < kFew; ++m) sum[r][m] = hn::Zero(d);
+  }
+  const std::uint8_t* p = w.codes;
+  for (std::int64_t g = 0; g < w.groups; ++g) {
+    Group group[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      group[r].set(d, w.s[r * w.groups + g], w.b[r * w.groups + g]);
+    }
+    for (std::int64_t i = 0; i < w.group; i += 2 * lanes) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        VF even, odd;
+        group[r].template widen_codes<kBits>(d, p + r * w.pitch, even, odd);
+#pragma GCC unroll 8
+        for (int m = 0; m < kFew; ++m) {
+          sum[r][m] = hn::MulAdd(even, hn::LoadU(d, x + m * k), sum[r][m]);
+          sum[r][m] = hn::MulAdd(odd, hn::LoadU(d, x + m * k + lanes), sum[r][m]);
+        }
+      }
+      x += 2 * lanes;
+      p += 2 * lanes * kBits / 8;
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int m = 0; m < kFew; ++m) sums[m * pitch + r] = sum_lanes(d, sum[r][m]);
+  }
+}
+
+// Rows of weights at a time: more share what is read of x, as far as the registers go.
+constexpr int rows_beside(int few) {
+  const int sums = HWY_TARGET == HWY_AVX3 ? 16 : 8;
+  return std::clamp(sums / few, 1, 4);
+}
+using CodeProducts = void (*)(const CodeRows&, const float*, float*, std::int64_t);
+template <int kBits, bool kOneRow>
+constexpr std::array<CodeProducts, kMostFew> kCodeProducts =
+    []<int... kFew>(std::integer_sequence<int, kFew...>) {
+      return std::array<CodeProducts, kMostFew>{code_products < kBits, kFew + 1,
+                                                kOneRow ? 1 : rows_beside(kFew + 1) > ...};
+    }(std::make_integer_sequence<int, kMostFew>());
+
+// Weights as they are stored: codes [N, K·bits/32], scales and biases [N, K/group].
+template <class S>
+struct Packed {
+  const std::uint32_t* codes;
+  const S *scales, *biases;
+  std::int64_t k;
+  int bits;
+  std::int64_t group;
+
+  std::int64_t words() const { return k * bits / 32; }
+  std::int64_t groups() const { return k / group; }
+};
+
+// Floats of room that packed_products needs.
+inline std::int64_t packed_room(std::int64_t k) { return 2 * in_units(4 * (k / 32)) + in_units(k); }
+
+// out [few, pitch] = x·wᵀ for rows [row, row + rows) of the weights and few <= kMostFew rows of x, ordered. A sum
+// does not depend on the rows beside it.
+template <class S>
+HWY_INLINE void packed_products(const Packed<S>& w, std::int64_t row, std::int64_t rows,
+                                const float* x, std::int64_t few, float* room, float* out,
+                                std::int64_t pitch) {
+  const std::int64_t groups = w.groups();
+  Pieces pieces{room};
+  float *s = pieces.take(4 * (w.k / 32)), *b = pieces.take(4 * (w.k / 32));
+  auto* bytes = reinterpret_cast<std::uint8_t*>(pieces.take(w.k));
+  const bool nibbles = w.bits == 4, whole = nibbles || w.bits == 8;
+  const auto which = static_cast<std::size_t>(few - 1);
+  for (std::int64_t i = 0; i < rows;) {
+    const std::int64_t beside = rows_beside(static_cast<int>(few));
+    const std::int64_t count = i + beside <= rows ? beside : 1;
+    const std::uint32_t* codes = w.codes + (row + i) * w.words();
+    load_row(w.scales + (row + i) * groups, count * groups, s);
+    load_row(w.biases + (row + i) * groups, count * groups, b);
+    CodeRows some{
+        reinterpret_cast<const std::uint8_t*>(codes), w.words() * 4, s, b, groups, w.group};
+    if (!whole) {
+      some.codes = codes_as_bytes(w.bits, codes, count * w.k / kPackCodes, bytes);
+      some.pitch = w.k;
+    }
+    const auto& products = count == 1
+                               ? (nibbles ? kCodeProducts<4, true> : kCodeProducts<8, true>)
+                               : (nibbles ? kCodeProducts<4, false> : kCodeProducts<8, false>);
+    products[which](some, x, out + i, pitch);
+    i += count;
+  }
+}
+
+}  // namespace
+}  // namespace mlxtape::ops::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,253 @@
+// CPU kernels of quantize (formula: mlxtape/ops/quantize.h). A task is a run of groups. Codes are read a vector at a
+// time: its bits lie within 16 bytes, of which each lane gets the two that hold its own. They are written eight at a
+// time, squeezed together in a 64-bit word. Bound by memory, on few cores by the division.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/quantize/quantize.cpu.cpp"
+#include <hwy/foreach_target.h>
+
+#include <cmath>
+
+#include "backends/cpu/device/simd-inl.h"
+#include "backends/cpu/device/tasks.h"
+#include "mlxtape/base/dtype.h"
+#include "mlxtape/core/registry.h"
+#include "mlxtape/core/threads.h"
+#include "quantize_args.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace mlxtape::ops::HWY_NAMESPACE {
+namespace {
+
+using DBytes = hn::Repartition<std::uint8_t, DU>;
+constexpr std::size_t kMostGroup = 128;
+constexpr std::size_t kReach = 16;  // bytes that a load of codes reads, needed or not
+
+// fn(g) for every group; bytes: what a group moves in all.
+template <class Fn>
+HWY_INLINE void for_groups(const QuantizeArgs& args, std::size_t bytes, const Fn& fn) {
+  const std::int64_t each = cpu::rows_per_task(static_cast<std::int64_t>(bytes));
+  parallel_for(ceil_div(args.groups, each), [&](std::int64_t task) {
+    const std::int64_t stop = std::min(args.groups, (task + 1) * each);
+    for (std::int64_t g = task * each; g < stop; ++g) fn(static_cast<std::size_t>(g));
+    hwy::FlushStream();
+  });
+}
+
+// ---- codes ----
+
+// Eight codes, one in each byte, without the gaps between them: first in pairs, then in fours.
+template <int kBits>
+HWY_INLINE std::uint64_t squeeze(std::uint64_t x) {
+  x = (x & 0x00ff00ff00ff00ffU) | ((x & 0xff00ff00ff00ff00U) >> (8U - kBits));
+  x = (x & 0x0000ffff0000ffffU) | ((x & 0xffff0000ffff0000U) >> (16U - 2U * kBits));
+  return (x & 0x00000000ffffffffU) | ((x >> 32U) << (4U * kBits));
+}
+
+// Codes as vectors, two neighbours at a time: the first of a pair begins with a byte, the second, of four lanes and an
+// odd number of bits, in the middle of one.
+template <int kBits>
+class CodeLanes {
+ public:
+  CodeLanes() {
+    const std::size_t lanes = hn::Lanes(DF());
+    std::fill_n(&bytes_[0][0], sizeof(bytes_), std::uint8_t{0x80});  // reads as 0
+    for (std::size_t k = 0; k < 2; ++k) {
+      for (std::size_t i = 0; i < lanes; ++i) {
+        const std::size_t bit = k * lanes * kBits % 8 + i * kBits;
+        bytes_[k][4 * i] = static_cast<std::uint8_t>(bit / 8);
+        if (bit % 8 + kBits > 8) bytes_[k][4 * i + 1] = static_cast<std::uint8_t>(bit / 8 + 1);
+        shifts_[k][i] = static_cast<std::uint32_t>(bit % 8);
+      }
+    }
+  }
+  // Those from i on, of a group that begins at p.
+  template <int kSecond>
+  HWY_INLINE VF at(const std::uint8_t* p, std::size_t i) const {
+    const DU du;
+    const auto near = hn::LoadDup128(DBytes(), p + i * kBits / 8);
+    const auto own = hn::TableLookupBytesOr0(near, hn::Load(DBytes(), bytes_[kSecond]));
+    const auto code = hn::And(hn::Shr(hn::BitCast(du, own), hn::Load(du, shifts_[kSecond])),
+                              hn::Set(du, (1U << kBits) - 1));
+    return hn::ConvertTo(DF(), hn::BitCast(DI(), code));
+  }
+
+ private:
+  HWY_ALIGN std::uint8_t bytes_[2][hn::MaxLanes(DBytes())];
+  HWY_ALIGN std::uint32_t shifts_[2][hn::MaxLanes(DU())];
+};
+
+// Where groups of codes are read. Near the end that is a copy, because loads reach too far.
+struct CodeBytes {
+  const std::uint8_t* codes;
+  std::size_t group, all;  // bytes
+  CodeBytes(const KernelCall& call, const QuantizeArgs& args)
+      : codes(call.input<std::uint8_t>(0)),
+        group((std::size_t{1} << args.group_shift) * static_cast<std::size_t>(args.bits) / 8),
+        all(group * static_cast<std::size_t>(args.groups)) {}
+  HWY_INLINE const std::uint8_t* of(std::size_t g, std::uint8_t* room) const {
+    if ((g + 1) * group + kReach <= all) return codes + g * group;
+    std::memcpy(room, codes + g * group, group);
+    std::memset(room + group, 0, kReach);
+    return room;
+  }
+};
+
+// ---- scales and biases of any type ----
+
+HWY_INLINE float get(const void* p, std::int32_t dtype, std::size_t i) {
+  switch (static_cast<DType>(dtype)) {
+    case DType::kF16: return static_cast<float>(static_cast<const F16*>(p)[i]);
+    case DType::kBF16: return static_cast<float>(static_cast<const BF16*>(p)[i]);
+    default: return static_cast<const float*>(p)[i];
+  }
+}
+HWY_INLINE void put(void* p, std::int32_t dtype, std::size_t i, float v) {
+  switch (static_cast<DType>(dtype)) {
+    case DType::kF16: static_cast<F16*>(p)[i] = static_cast<F16>(v); return;
+    case DType::kBF16: static_cast<BF16*>(p)[i] = static_cast<BF16>(v); return;
+    default: static_cast<float*>(p)[i] = v;
+  }
+}
+
+// ---- kernels ----
+
+template <class T>
+HWY_INLINE GroupFit fit(const T* w, std::size_t size, float n, bool gpu_rule) {
+  const DF d;
+  VF hi = load(d, w), lo = hi, poison = hn::Zero(d);
+  for (std::size_t i = 0; i < size; i += hn::Lanes(d)) {
+    const VF x = load(d, w + i);
+    hi = hn::Max(hi, x);
+    lo = hn::Min(lo, x);
+    poison = hn::MulAdd(x, hn::Zero(d), poison);
+  }
+  return fit_group(max_lanes(d, hi), hn::GetLane(hn::MinOfLanes(d, lo)), sum_lanes(d, poison), n,
+                   gpu_rule);
+}
+
+template <class T, int kBits>
+HWY_INLINE void write_codes(const T* w, std::size_t size, GroupFit f, bool gpu_rule,
+                            std::uint8_t* codes) {
+  const DF d;
+  const DI di;
+  const VF s = hn::Set(d, f.s), b = hn::Set(d, f.b);
+  const VF n = hn::Set(d, (1 << kBits) - 1), half = hn::Set(d, 0.5F);
+  HWY_ALIGN std::uint8_t each[kMostGroup];
+  for (std::size_t i = 0; i < size; i += hn::Lanes(d)) {
+    const VF x = hn::Div(hn::Sub(load(d, w + i), b), s);
+    const VF t = hn::Min(hn::IfThenElseZero(hn::Gt(x, hn::Zero(d)), x), n);  // NaN gives 0
+    auto q = hn::NearestInt(t);
+    if (gpu_rule) {
+      const auto tie = hn::Eq(hn::Sub(t, hn::ConvertTo(d, q)), half);
+      q = hn::Add(q, hn::IfThenElseZero(hn::RebindMask(di, tie), hn::Set(di, 1)));
+    }
+    const hn::Rebind<std::uint8_t, DF> d8;
+    hn::StoreU(hn::DemoteTo(d8, q), d8, each + i);
+  }
+  for (std::size_t i = 0; i < size; i += 8, codes += kBits) {
+    std::uint64_t eight;
+    std::memcpy(&eight, each + i, 8);
+    eight = squeeze<kBits>(eight);
+    std::memcpy(codes, &eight, kBits);
+  }
+}
+
+template <class T>
+void quantize_fwd(const KernelCall& call) {
+  const auto& args = call.as<QuantizeArgs>();
+  const T* w = call.input<T>(0);
+  auto* codes = call.output<std::uint8_t>(0);
+  T* scales = call.output<T>(1);
+  T* biases = call.output<T>(2);
+  const std::size_t size = std::size_t{1} << args.group_shift;
+  const bool gpu_rule = args.gpu_rule != 0;
+  with_bits(args.bits, [&](auto bits) {
+    constexpr int kBits = bits;
+    const std::size_t bytes = size * kBits / 8;
+    for_groups(args, size * sizeof(T) + bytes, [&](std::size_t g) HWY_ATTR {
+      const GroupFit f = fit(w + g * size, size, (1 << kBits) - 1, gpu_rule);
+      write_codes<T, kBits>(w + g * size, size, f, gpu_rule, codes + g * bytes);
+      scales[g] = static_cast<T>(f.s);
+      biases[g] = static_cast<T>(f.b);
+    });
+  });
+}
+
+template <class T, int kBits, bool kStream>
+HWY_INLINE void dequantize_groups(const KernelCall& call) {
+  const auto& args = call.as<QuantizeArgs>();
+  const CodeBytes codes(call, args);
+  T* w = call.output<T>(0);
+  const std::size_t size = std::size_t{1} << args.group_shift;
+  const CodeLanes<kBits> lanes;
+  for_groups(args, size * sizeof(T) + codes.group, [&](std::size_t g) HWY_ATTR {
+    const DF d;
+    std::uint8_t room[kMostGroup + kReach];
+    const std::uint8_t* p = codes.of(g, room);
+    const VF s = hn::Set(d, get(call.in[1], args.scales, g));
+    const VF b = hn::Set(d, get(call.in[2], args.scales, g));
+    for (std::size_t i = 0; i < size; i += 2 * hn::Lanes(d)) {
+      const VF first = hn::Add(hn::Mul(s, lanes.template at<0>(p, i)), b);
+      const VF second = hn::Add(hn::Mul(s, lanes.template at<1>(p, i + hn::Lanes(d))), b);
+      store2<kStream>(d, first, second, w + g * size + i);
+    }
+  });
+}
+
+template <class T>
+void dequantize_fwd(const KernelCall& call) {
+  const auto& args = call.as<QuantizeArgs>();
+  const std::int64_t bytes = (args.groups << args.group_shift) * std::int64_t{sizeof(T)};
+  const bool aligned = reinterpret_cast<std::uintptr_t>(call.out[0]) % 64 == 0;
+  with_bits(args.bits, [&](auto bits) {
+    aligned && bytes >= cpu::kStreamBytes ? dequantize_groups<T, decltype(bits)::value, true>(call)
+                                          : dequantize_groups<T, decltype(bits)::value, false>(call);
+  });
+}
+
+template <class T>
+void dequantize_bwd(const KernelCall& call) {
+  const auto& args = call.as<QuantizeArgs>();
+  const CodeBytes codes(call, args);
+  const T* dw = call.input<T>(1);
+  const std::size_t size = std::size_t{1} << args.group_shift;
+  with_bits(args.bits, [&](auto bits) {
+    const CodeLanes<decltype(bits)::value> lanes;
+    for_groups(args, size * sizeof(T) + codes.group, [&](std::size_t g) HWY_ATTR {
+      const DF d;
+      std::uint8_t room[kMostGroup + kReach];
+      const std::uint8_t* p = codes.of(g, room);
+      VF ds = hn::Zero(d), db = ds;
+      for (std::size_t i = 0; i < size; i += 2 * hn::Lanes(d)) {
+        const VF first = load(d, dw + g * size + i);
+        const VF second = load(d, dw + g * size + i + hn::Lanes(d));
+        ds = hn::MulAdd(first, lanes.template at<0>(p, i), ds);
+        ds = hn::MulAdd(second, lanes.template at<1>(p, i + hn::Lanes(d)), ds);
+        db = hn::Add(db, hn::Add(first, second));
+      }
+      put(call.out[0], args.scales, g, sum_lanes(d, ds));
+      put(call.out[1], args.scales, g, sum_lanes(d, db));
+    });
+  });
+}
+
+template <class T>
+void register_type(KernelRegistry& registry) {
+  const std::string type = name_of(kDType<T>);
+  registry.add(Backend::kCpu, "quantize_fwd_" + type, quantize_fwd<T>);
+  registry.add(Backend::kCpu, "dequantize_fwd_" + type, dequantize_fwd<T>);
+  registry.add(Backend::kCpu, "dequantize_bwd_" + type, dequantize_bwd<T>);
+}
+
+}  // namespace
+
+void register_quantize(KernelRegistry& registry) {
+  register_type<float>(registry);
+  register_type<F16>(registry);
+  register_type<BF16>(registry);
+}
+
+}  // namespace mlxtape::ops::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+MT_REGISTER_CPU_KERNELS(quantize)

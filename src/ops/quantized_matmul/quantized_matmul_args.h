@@ -1,0 +1,21 @@
+// Read by quantized_matmul.cpp and its kernels. codes, scales and biases are those of n rows.
+// fwd: in x, codes, scales, biases; out y. m is at most kQuantizedFewRows.
+// unpack: in codes, scales, biases; out w [n, k] in the kernel's type.
+// params_bwd: in dW [n, k] as f32, codes; out dscales, dbiases, of which one may be missing.
+#pragma once
+
+#include <cstdint>
+
+namespace mlxtape::ops {
+
+inline constexpr std::int64_t kQuantizedFewRows = 8;
+
+struct QuantizedMatmulArgs {
+  std::int64_t m, n, k;
+  std::int32_t bits, group;
+  std::int32_t wide;  // scales and biases are f32 whatever x is
+  std::int32_t unused;
+};
+static_assert(sizeof(QuantizedMatmulArgs) == 40, "host and device must agree");
+
+}  // namespace mlxtape::ops
