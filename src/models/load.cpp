@@ -24,7 +24,7 @@ bool ends_with(const std::string& text, const std::string& with) {
 // The tensors of a directory under the names that MLX gives them.
 class Source {
  public:
-  Source(const formats::ModelWeights& files, const Config& config) : files_(files), c_(config) {
+  Source(const formats::ModelFiles& files, const Config& config) : files_(files), c_(config) {
     for (const std::string& name : files.names()) {
       const std::optional<std::string> known = renamed(name);
       if (!known) continue;
@@ -85,7 +85,7 @@ class Source {
     return known;
   }
 
-  const formats::ModelWeights& files_;
+  const formats::ModelFiles& files_;
   const Config& c_;
   std::map<std::string, std::string> names_;  // MLX's -> the file's
   bool foreign_ = false;
@@ -244,10 +244,10 @@ void expect_one_type(const Model& model, const std::vector<Slot>& slots, const s
 Model load_model(const std::string& directory, CommandEncoder& encoder,
                  const LoadOptions& options) {
   Model model;
-  model.config = Config::parse(formats::read_config(directory), directory + "/config.json");
-  const formats::ModelWeights files(directory);
+  model.config = Config::parse(formats::read_model_config(directory), directory + "/config.json");
+  const formats::ModelFiles files(directory);
   Source source(files, model.config);
-  Loader loader(source, model.config, directory, encoder, options, files.bytes());
+  Loader loader(source, model.config, directory, encoder, options, files.total_bytes());
   const std::vector<Slot> all = slots(model.weights, model.config);
   for (const Slot& slot : all) loader.fill(slot);
   source.expect_empty();
@@ -255,6 +255,22 @@ Model load_model(const std::string& directory, CommandEncoder& encoder,
   model.rope = make_rope(model.config, encoder, model.dtype());
   encoder.commit_and_wait();
   return model;
+}
+
+void save_model(const Model& model, const std::string& directory, const SaveOptions& options) {
+  formats::ModelToSave out;
+  for (const auto& [name, tensor, file_shape] : parameters(model)) {
+    const Tensor t = tensor.detach();
+    out.tensors.push_back({name, t.shape() == file_shape ? t : t.reshape(file_shape)});
+  }
+  Weights weights = model.weights;
+  std::int64_t numbers = 0;
+  for (const Slot& slot : slots(weights, model.config)) numbers += *element_count(slot.shape);
+  out.parameters = numbers;
+  out.config = model.config.json;
+  out.source = options.files_from;
+  out.shard_bytes = options.shard_bytes;
+  formats::save_model(directory, out, options.replace);
 }
 
 }  // namespace mlxtape::models

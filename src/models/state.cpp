@@ -144,7 +144,7 @@ void State::save(const std::string& path) const {
 }
 
 State State::load(const Model& model, const std::string& path, std::int64_t capacity) {
-  const formats::Safetensors file(path);
+  const formats::SafetensorsFile file(path);
   std::vector<std::int64_t> lengths;
   for (const auto& [key, value] : file.metadata()) {
     if (key != "lengths") continue;

@@ -60,7 +60,7 @@ class Parity : public testing::TestWithParam<Case> {
       GTEST_SKIP() << "no " << name_of(GetParam().backend) << " device here";
     }
     encoder_ = (*found)->make_encoder();
-    file_ = std::make_unique<formats::Safetensors>(GetParam().path + "/reference.safetensors");
+    file_ = std::make_unique<formats::SafetensorsFile>(GetParam().path + "/reference.safetensors");
     const std::string about = GetParam().path + "/case.json";
     case_ = Json::parse(read_whole(about, "parity"), about);
     model_ = models::load_model(GetParam().path, *encoder_);
@@ -68,10 +68,7 @@ class Parity : public testing::TestWithParam<Case> {
 
   CommandEncoder& encoder() { return *encoder_; }
   const models::Model& model() const { return model_; }
-  bool has(const std::string& name) const {
-    const auto& names = file_->names();
-    return std::find(names.begin(), names.end(), name) != names.end();
-  }
+  bool has(const std::string& name) const { return file_->has(name); }
   Tensor reference(const std::string& name) const { return file_->tensor(name); }
   std::vector<std::int32_t> ids(const std::string& name) const {
     const auto values = reference(name).host<std::int32_t>();
@@ -115,7 +112,7 @@ class Parity : public testing::TestWithParam<Case> {
 
  private:
   std::unique_ptr<CommandEncoder> encoder_;
-  std::unique_ptr<formats::Safetensors> file_;
+  std::unique_ptr<formats::SafetensorsFile> file_;
   Json case_;
   models::Model model_;
 };

@@ -1,0 +1,135 @@
+#include "mlxtape/models/config.h"
+
+#include "support/op_test.h"
+
+namespace mlxtape::test {
+namespace {
+
+using formats::Json;
+using models::Config;
+
+Json flat(const char* type) {
+  return Json::parse(std::string(R"({"model_type": ")") + type + R"(", "hidden_size": 64, "num_hidden_layers": 8,
+      "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128,
+      "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 5000.0, "partial_rotary_factor": 0.25,
+      "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+      "linear_conv_kernel_dim": 4, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+      "shared_expert_intermediate_size": 48, "decoder_sparse_step": 2, "mlp_only_layers": [3], "norm_topk_prob": true,
+      "tie_word_embeddings": true, "attention_bias": true, "something_else": [1, 2]})",
+                     "config.json");
+}
+
+TEST(ModelConfig, Qwen3Next) {
+  const Config c = Config::parse(flat("qwen3_next"), "config.json");
+  EXPECT_EQ(c.family, Config::Family::kQwen3Next);
+  EXPECT_EQ(c.prefix, "");
+  EXPECT_EQ(c.width, 64);
+  EXPECT_EQ(c.vocabulary, 128);
+  EXPECT_EQ(c.eps, 1e-5F);
+  EXPECT_EQ(c.rope.dims, 4);
+  EXPECT_EQ(c.rope.base, 5000);
+  EXPECT_EQ(c.linear_value_dim, 12);
+  EXPECT_TRUE(c.tied && c.attention_bias && c.renormalise);
+  const bool attention[] = {false, false, false, true, false, false, false, true};
+  const bool experts[] = {false, true, false, false, false, true, false, true};
+  for (std::int64_t l = 0; l < 8; ++l) {
+    EXPECT_EQ(c.has_attention(l), attention[l]) << l;
+    EXPECT_EQ(c.has_experts(l), experts[l]) << l;
+  }
+}
+
+TEST(ModelConfig, Qwen35FlatAndNested) {
+  Json text = flat("qwen3_5_moe_text");
+  text.set("rope_parameters", Json::parse(R"({"rope_type": "default", "rope_theta": 7000, "mrope_section": [1, 1, 2],
+      "partial_rotary_factor": 0.5})",
+                                          "rope"));
+  const Config flat_one = Config::parse(text, "config.json");
+  Json nested = Json::Object{};
+  nested.set("model_type", "qwen3_5_moe");
+  nested.set("text_config", text);
+  nested.set("vision_config", Json::Object{});
+  const Config inner = Config::parse(nested, "config.json");
+  for (const Config& c : {flat_one, inner}) {
+    EXPECT_EQ(c.prefix, "language_model.");
+    EXPECT_EQ(c.rope.base, 7000);
+    EXPECT_EQ(c.rope.dims, 8);
+    EXPECT_EQ(c.experts, 8);
+    EXPECT_TRUE(c.has_experts(0) && c.has_experts(3));  // in every layer, whatever the others say
+  }
+  text.erase("num_experts");
+  text.erase("head_dim");
+  text.erase("rope_parameters");
+  const Config dense = Config::parse(text, "config.json");
+  EXPECT_FALSE(dense.has_experts(1));
+  EXPECT_EQ(dense.head_dim, 16);
+  EXPECT_EQ(dense.rope.base, 100000);
+}
+
+TEST(ModelConfig, Qwen3AndRopes) {
+  Json json = flat("qwen3");
+  Config c = Config::parse(json, "config.json");
+  EXPECT_TRUE(c.has_attention(0) && c.has_attention(5));
+  EXPECT_FALSE(c.has_experts(1));
+  EXPECT_EQ(c.rope.dims, 16);
+  json.set("rope_scaling", Json::parse(R"({"type": "linear", "factor": 4})", "rope"));
+  EXPECT_EQ(Config::parse(json, "config.json").rope.scale, 0.25);
+  json.set("rope_scaling", Json::parse(R"({"rope_type": "yarn", "factor": 4})", "rope"));
+  c = Config::parse(json, "config.json");
+  EXPECT_EQ(c.rope.kind, models::RopeConfig::Kind::kYarn);
+  EXPECT_EQ(c.rope.original_positions, 4096);
+  json.erase("rope_theta");
+  json.erase("rope_scaling");
+  json.set("rope_parameters", Json::parse(R"({"rope_type": "default", "rope_theta": 9000})", "rope"));
+  EXPECT_EQ(Config::parse(json, "config.json").rope.base, 9000);
+}
+
+TEST(ModelConfig, Packing) {
+  Json json = flat("qwen3_next");
+  EXPECT_EQ(Config::parse(json, "c").quantization.usual.bits, 0);
+  json.set("quantization", Json::parse(R"({"group_size": 32, "bits": 3, "mode": "affine",
+      "model.layers.0.mlp.gate": {"group_size": 64, "bits": 8}, "model.embed_tokens": false})",
+                                       "q"));
+  const models::Quantization q = Config::parse(json, "c").quantization;
+  EXPECT_EQ(q.of_module("model.layers.1.mlp.gate").bits, 3);
+  EXPECT_EQ(q.of_module("model.layers.0.mlp.gate").bits, 8);
+  EXPECT_EQ(q.of_module("model.layers.0.mlp.gate").group_size, 64);
+  EXPECT_EQ(q.of_module("model.embed_tokens").bits, 0);
+}
+
+TEST(ModelConfig, SaysWhatIsWrong) {
+  const auto refused = [](const std::string& says, const std::function<void(Json&)>& set) {
+    Json json = flat("qwen3_next");
+    set(json);
+    expect_error(Errc::kIo, says, [&] { Config::parse(json, "dir/config.json"); });
+  };
+  const auto put = [&](const char* key, const char* value, const std::string& says) {
+    refused(says, [&](Json& json) { json.set(key, Json::parse(value, "value")); });
+  };
+  put("model_type", R"("llama")", R"(dir/config.json: models of type "llama")");
+  put("hidden_size", "0", R"("hidden_size" must be a whole number from 1 to 2^31 - 1, got 0)");
+  put("hidden_size", "64.5", "got 64.5");
+  put("hidden_size", R"("64")", R"(got "64")");
+  put("hidden_size", "4611686018427387904", "2^31");
+  put("rms_norm_eps", "-1", R"("rms_norm_eps" must be a number above 0)");
+  put("tie_word_embeddings", "1", R"("tie_word_embeddings" must be true or false)");
+  put("num_key_value_heads", "3", "must be a multiple of");
+  put("linear_num_key_heads", "3", R"("linear_num_value_heads" must be a multiple)");
+  put("num_experts_per_tok", "9", "there are 8 experts");
+  put("partial_rotary_factor", "0.2", "must be an even number of channels, got 3");
+  put("partial_rotary_factor", "2", "got 32");
+  put("rope_scaling", R"({"type": "longrope", "factor": 2})", R"(rope of type "longrope")");
+  put("rope_scaling", R"({"type": "yarn"})", R"("factor" is missing)");
+  put("rope_scaling", "3", R"("rope_scaling" must be an object)");
+  put("mlp_only_layers", "3", R"("mlp_only_layers" must be an array)");
+  put("quantization", R"({"bits": 7})", "none of 2, 3, 4, 5, 6, 8: 7");
+  put("quantization", R"({"bits": 4, "group_size": 16})", "none of 32, 64, 128: 16");
+  put("quantization", R"({"bits": 4, "group_size": 32, "mode": "mxfp4"})", R"(the mode "mxfp4")");
+  put("quantization", R"({"bits": 4, "a.b": {"bits": 1}})", "quantization of a.b");
+  put("quantization_config", R"({"quant_method": "awq"})", R"(quantised by "awq")");
+  for (const char* key : {"model_type", "hidden_size", "vocab_size", "num_experts", "rope_theta"}) {
+    refused(std::string("\"") + key + "\" is missing", [&](Json& json) { json.erase(key); });
+  }
+}
+
+}  // namespace
+}  // namespace mlxtape::test

@@ -1,0 +1,157 @@
+#include "mlxtape/models/model.h"
+
+#include <cmath>
+#include <filesystem>
+
+#include <unistd.h>
+
+#include "mlxtape/base/files.h"
+#include "mlxtape/formats/model_directory.h"
+#include "mlxtape/models/load.h"
+#include "mlxtape/models/quantize.h"
+#include "mlxtape/ops/optimiser.h"
+#include "small_models.h"
+#include "support/op_test.h"
+
+namespace mlxtape::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Models : public OnDevice {
+ protected:
+  void SetUp() override {
+    OnDevice::SetUp();
+    folder_ = fs::temp_directory_path() / ("mlxtape_model_test_" + std::to_string(::getpid()));
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  void TearDown() override {
+    fs::remove_all(folder_);
+    OnDevice::TearDown();
+  }
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  Tensor ids(const std::vector<std::int32_t>& tokens) {
+    const Tensor t = encoder().empty({1, static_cast<std::int64_t>(tokens.size())}, DType::kI32);
+    encoder().upload(tokens.data(), t.bytes(), t);
+    return t;
+  }
+  std::vector<unsigned char> logit_bits(const models::Model& model) {
+    Tape tape(encoder());
+    const Tensor h = models::hidden(tape, model, ids({3, 1, 4, 1, 5, 9, 2, 6}));
+    return bits_of(encoder(), models::logits(tape, model, h));
+  }
+
+ private:
+  fs::path folder_;
+};
+
+// What was saved comes back with the same bits, packed or not, in one file or many.
+TEST_P(Models, SavedAndLoaded) {
+  for (const std::string& type : model_types()) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const int bits : {0, 2, 3, 4, 5, 6, 8}) {
+        SCOPED_TRACE(type + " " + name_of(dtype) + " " + std::to_string(bits));
+        models::Model model = small_model(encoder(), type, dtype);
+        if (bits > 0) {
+          model = models::quantize_model(encoder(), model, models::usual_packing({bits, 32}));
+        }
+        const std::vector<unsigned char> want = logit_bits(model);
+        models::SaveOptions options;
+        options.replace = true;
+        if (bits == 4) options.shard_bytes = 20000;
+        models::save_model(model, path("m"), options);
+        const models::Model loaded = models::load_model(path("m"), encoder());
+        EXPECT_EQ(logit_bits(loaded), want);
+        EXPECT_EQ(loaded.config.quantization.usual.bits, bits);
+      }
+    }
+  }
+}
+
+TEST_P(Models, LearnsOneSentence) {
+  for (const std::string& type : model_types()) {
+    SCOPED_TRACE(type);
+    models::Model model = small_model(encoder(), type);
+    const Tensor in = ids({3, 1, 4, 1, 5, 9, 2, 6}), out = ids({1, 4, 1, 5, 9, 2, 6, 5});
+    std::vector<std::pair<Tensor, Tensor>> moments;
+    for (const auto& p : models::parameters(model)) {
+      moments.emplace_back(encoder().zeros(p.tensor.shape(), DType::kF32),
+                           encoder().zeros(p.tensor.shape(), DType::kF32));
+    }
+    double first = 0, last = 0;
+    const ops::StepNumbers numbers{encoder().full({}, DType::kF32, 0.01),
+                                   encoder().full({}, DType::kI32, 0)};
+    for (int step = 0; step < 30; ++step) {
+      Tape tape(encoder());
+      const models::Model watched = models::watch(tape, model);
+      const Tensor loss = models::loss(tape, watched, in, out);
+      tape.backward(loss);
+      std::vector<ops::AdamWSlot> parameters;
+      std::size_t i = 0;
+      for (const auto& p : models::parameters(watched)) {
+        parameters.push_back({p.tensor, tape.grad(p.tensor), moments[i].first, moments[i].second});
+        ++i;
+      }
+      ops::advance(encoder(), numbers.t);
+      ops::adamw_step(encoder(), parameters, numbers);
+      last = download(loss)[0];
+      if (step == 0) first = last;
+    }
+    EXPECT_NEAR(first, std::log(80.0), 0.5);
+    EXPECT_LT(last, 0.1 * first);
+  }
+}
+
+// Broken directories: each is one error that names the file and the tensor.
+TEST_P(Models, BrokenDirectories) {
+  const models::Model model = small_model(encoder(), "qwen3_next");
+  const auto refused = [&](const std::string& says,
+                           const std::function<void(formats::ModelToSave&)>& change) {
+    formats::ModelToSave out;
+    for (const auto& [name, tensor, shape] : models::parameters(model)) {
+      out.tensors.push_back({name, tensor.reshape(shape)});
+    }
+    out.config = model.config.json;
+    change(out);
+    formats::save_model(path("broken"), out, true);
+    expect_error(Errc::kIo, says, [&] { models::load_model(path("broken"), encoder()); });
+  };
+  const auto find = [](formats::ModelToSave& out, const std::string& name) -> formats::NamedTensor& {
+    for (auto& tensor : out.tensors) {
+      if (tensor.name == name) return tensor;
+    }
+    throw std::logic_error(name);
+  };
+  refused("the tensor model.norm.weight is missing",
+          [&](auto& out) { find(out, "model.norm.weight").name = "model.norm.weights"; });
+  refused("the tensor model.layers.0.extra belongs to no part", [&](auto& out) {
+    out.tensors.push_back({"model.layers.0.extra", encoder().zeros({2}, DType::kF32)});
+  });
+  refused("the tensor model.embed_tokens.weight must be [80, 64] by config.json, got [81, 64]",
+          [&](auto& out) {
+            find(out, "model.embed_tokens.weight").tensor = encoder().zeros({81, 64}, DType::kF32);
+          });
+  refused("must be f32, f16 or bf16, got i32", [&](auto& out) {
+    find(out, "model.norm.weight").tensor = encoder().zeros({64}, DType::kI32);
+  });
+  refused("weights must be of one type", [&](auto& out) {
+    find(out, "model.layers.1.self_attn.k_proj.weight").tensor =
+        encoder().zeros({32, 64}, DType::kBF16);
+  });
+  refused("does not say how it is packed", [&](auto& out) {
+    out.tensors.push_back({"lm_head.scales", encoder().zeros({80, 2}, DType::kF32)});
+  });
+  refused("the tensor lm_head.scales is missing", [&](auto& out) {
+    out.config.set("quantization", formats::Json::parse(
+                                       R"({"bits": 4, "lm_head": {"bits": 4, "group_size": 32}})", "q"));
+  });
+  refused("\"hidden_size\" is missing", [&](auto& out) { out.config.erase("hidden_size"); });
+  expect_error(Errc::kIo, path("nowhere"), [&] { models::load_model(path("nowhere"), encoder()); });
+}
+
+MT_ON_EVERY_BACKEND(Models);
+
+}  // namespace
+}  // namespace mlxtape::test

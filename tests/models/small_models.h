@@ -1,0 +1,17 @@
+// Small models with random weights, of every kind.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "mlxtape/models/model.h"
+
+namespace mlxtape::test {
+
+// "qwen3", "qwen3_next", "qwen3_5", "qwen3_5_moe".
+formats::Json small_config(const std::string& type);
+models::Model small_model(CommandEncoder& encoder, const std::string& type,
+                          DType dtype = DType::kF32, std::uint64_t seed = 1);
+std::vector<std::string> model_types();
+
+}  // namespace mlxtape::test
