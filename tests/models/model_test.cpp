@@ -83,7 +83,7 @@ TEST_P(Models, LearnsOneSentence) {
     double first = 0, last = 0;
     const ops::StepNumbers numbers{encoder().full({}, DType::kF32, 0.01),
                                    encoder().full({}, DType::kI32, 0)};
-    for (int step = 0; step < 30; ++step) {
+    for (int step = 0; step < 60; ++step) {
       Tape tape(encoder());
       const models::Model watched = models::watch(tape, model);
       const Tensor loss = models::loss(tape, watched, in, out);
