@@ -15,6 +15,8 @@
 #include "mlxtape/core/threads.h"
 #include "mlxtape/core/trace.h"
 #include "mlxtape/formats/json.h"
+#include "mlxtape/formats/model_directory.h"
+#include "mlxtape/formats/safetensors.h"
 #include "mlxtape/nn/delta_net.h"
 #include "mlxtape/nn/gated_attention.h"
 #include "mlxtape/nn/linear.h"
