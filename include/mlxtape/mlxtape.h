@@ -15,6 +15,8 @@
 #include "mlxtape/core/threads.h"
 #include "mlxtape/core/trace.h"
 #include "mlxtape/formats/json.h"
+#include "mlxtape/formats/model_directory.h"
+#include "mlxtape/formats/safetensors.h"
 #include "mlxtape/jobs/generate.h"
 #include "mlxtape/jobs/sampler.h"
 #include "mlxtape/models/config.h"
