@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::int64_t kPiece = 256;
 constexpr std::int64_t kBlock =
-    32;  // rows of the cache that are f32 at a time: they stay in the first-level cache
+    32;  // rows that are f32 at a time: few enough for the first-level cache
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 // Keys [first, last) of a sequence count for one of its queries; the new ones are those from `before` on.
@@ -67,13 +67,10 @@ struct Rows {
       std::copy(row, row + channels, cache + j * step);
     }
   }
-  // Rows [from, from + count) as f32, then zeros up to a whole unit of them.
+  // Rows [from, from + count) as f32. Products take more of them, up to a whole unit: nobody looks at what comes of those.
   void load(std::int64_t from, std::int64_t count, std::int64_t pitch, float* out) const {
     for (std::int64_t i = 0; i < count; ++i) {
       load_row(cache + (from + i) * step, channels, out + i * pitch);
-    }
-    for (std::int64_t i = count; i < in_units(count); ++i) {
-      fill_row(0, in_units(channels), out + i * pitch);
     }
   }
 };
@@ -185,9 +182,9 @@ struct Step {
     float sum = most == kNever ? 0 : 1;
     for (std::int64_t i = 0; i < pieces; ++i, parts += z.part()) {
       const float* stats = parts + z.padded * z.nv + r;
-      if (stats[z.columns] == 0) continue;
+      if (stats[z.columns] == 0) continue;  // its maximum is −inf, as `most` may be
       const float next = std::max(most, stats[0]);
-      const float keep = sum == 0 ? 0 : std::exp(most - next), add = std::exp(stats[0] - next);
+      const float keep = std::exp(most - next), add = std::exp(stats[0] - next);
       scale_row(keep, z.nv, sums);
       add_row(add, parts + r * z.nv, z.nv, sums);
       sum = sum * keep + stats[z.columns] * add;
@@ -199,11 +196,10 @@ struct Step {
   }
 };
 
-std::int64_t most_pieces(const AttentionStepArgs& args) { return ceil_div(args.capacity, kPiece); }
-
 std::size_t step_room(const void* opaque) {
   const auto& args = *static_cast<const AttentionStepArgs*>(opaque);
-  const std::int64_t floats = args.batch * args.key_heads * most_pieces(args) * Sizes(args).part();
+  const std::int64_t pieces = ceil_div(args.capacity, kPiece);
+  const std::int64_t floats = args.batch * args.key_heads * pieces * Sizes(args).part();
   return static_cast<std::size_t>(floats) * sizeof(float);
 }
 

@@ -136,8 +136,8 @@ __global__ void __launch_bounds__(kJoinThreads)
   if (shift == -INFINITY) shift = 0;
   const float weight = exp2f(own.x - shift);
   if (i < used) weights[i] = weight;
+  // Every thread waits in the sum, and sees all weights behind it.
   const float all = Threads::sum(weight * own.y, total) + exp2f(sink - shift);
-  __syncthreads();
 
   const int share = i / kJoined;
   const std::int64_t c = std::int64_t{blockIdx.y} * kJoined + i % kJoined;
