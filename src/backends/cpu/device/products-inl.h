@@ -59,7 +59,7 @@ HWY_INLINE void product_tile(bool add, Factor a, const float* HWY_RESTRICT b, st
   }
 }
 
-// c [m, n] = (or +=) a [m, depth] · b [depth, n]; m and n are multiples of kUnit.
+// c [m, n] = (or +=) a [m, depth] · b [depth, n]; m is a multiple of kProductRows, n of kUnit.
 HWY_NOINLINE void product(bool add, Factor a, const float* b, std::int64_t b_pitch, float* c,
                           std::int64_t c_pitch, std::int64_t m, std::int64_t n,
                           std::int64_t depth) {
