@@ -1,6 +1,6 @@
 # The front door. Needs make and sh; scripts/setup.sh brings the rest.
 .DEFAULT_GOAL := build
-.PHONY: build test test-sanitize test-clang test-faults demo bench gpu-package lint format docs clean help setup setup-lint
+.PHONY: build test test-sanitize test-clang test-faults parity demo bench gpu-package lint format docs clean help setup setup-lint
 
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTHON ?= python3
@@ -39,6 +39,11 @@ test-clang: setup-lint  ## build and test with Clang, the second compiler
 
 test-faults: setup  ## plant faults one at a time and expect the tests to fail; ARGS="op ..." chooses
 	JOBS=$(JOBS) scripts/faults.sh $(ARGS)
+
+parity: setup build/release/build.ninja  ## compare whole models with mlx-lm, which it installs into build/parity
+	scripts/parity.sh $(ARGS)
+	cmake --build --preset release -j $(JOBS) --target parity_tests
+	build/release/bin/parity_tests build/parity/models
 
 demo: setup build/release/build.ninja  ## build and run examples/route_tokens.cpp
 	cmake --build --preset release -j $(JOBS) --target route_tokens
