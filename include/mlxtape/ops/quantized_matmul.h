@@ -9,10 +9,10 @@
 //            k·bits on, counted from bit 0 of word 0; scales, biases: [N, K/group]. Strided inputs are copied first.
 //            Saved for backward: the inputs.
 // Types      x, y: f32, f16, bf16; scales, biases, both alike: that type or f32; codes: u32. Sums are f32, results
-//            rounded once. Of up to 8 rows (M) w is f32 and never stored; with more, and in dx, w is rounded to the
-//            type of x. ds and db have the type of the scales, dW is f32.
-// Cost       up to 8 rows: bound by reading the codes, once. More: also writes and reads w in the type of x, at most
-//            64 MB of it at a time (2 MB on the CPU), and as much of dW in the gradient.
+//            rounded once. For few rows, M up to 8 on a GPU and up to 32 on a CPU, w is f32 and never stored; for more,
+//            and in dx, it is rounded to the type of x. ds and db have the type of the scales, dW is f32.
+// Cost       few rows: bound by reading the codes, from about 4 rows on by arithmetic on a CPU. More: also writes and
+//            reads w in the type of x, at most 64 MB of it at a time (1 MB on a CPU); the gradient does so with dW.
 // Limits     bits 2, 3, 4, 5, 6, 8; group 32, 64, 128; K a multiple of the group. M and N: any sizes.
 #pragma once
 

@@ -17,9 +17,14 @@ constinit const KernelHandle kForward("quantized_matmul_fwd");
 constinit const KernelHandle kUnpack("quantized_matmul_unpack");
 constinit const KernelHandle kParamsBack("quantized_matmul_params_bwd");
 
+// Rows of x up to which codes are read where they are used. On a CPU more rows share less: codes are widened
+// again for each 8.
+constexpr std::int64_t kCudaFew = 8;
+constexpr std::int64_t kCpuFew = 32;
+
 // Bytes of w or dW at a time: on a CPU what the last cache keeps until the product reads it.
 constexpr std::int64_t kCudaBytes = std::int64_t{64} << 20;
-constexpr std::int64_t kCpuBytes = std::int64_t{2} << 20;
+constexpr std::int64_t kCpuBytes = std::int64_t{1} << 20;
 
 Error wrong(Errc code, const std::string& what) { return {code, "quantized_matmul: " + what}; }
 
@@ -154,7 +159,7 @@ Tensor quantized_matmul(CommandEncoder& encoder, const Tensor& x, const Quantize
   if (y.size() == 0) return y;
   const Tensor rows = encoder.contiguous(x).reshape({args.m, args.k});
   const QuantizedWeight packed = dense(encoder, w);
-  if (args.m <= kQuantizedFewRows) {
+  if (args.m <= (encoder.backend() == Backend::kCuda ? kCudaFew : kCpuFew)) {
     encoder.dispatch(kForward, x.dtype(), args, {rows, packed.codes, packed.scales, packed.biases},
                      {y});
     return y;

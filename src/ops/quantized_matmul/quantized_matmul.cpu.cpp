@@ -17,8 +17,6 @@ HWY_BEFORE_NAMESPACE();
 namespace mlxtape::ops::HWY_NAMESPACE {
 namespace {
 
-static_assert(kMostFew == kQuantizedFewRows);
-
 template <class S>
 Packed<S> packed_of(const KernelCall& call, std::size_t first) {
   const auto& args = call.as<QuantizedMatmulArgs>();
@@ -58,7 +56,11 @@ void quantized_matmul_fwd(const KernelCall& call) {
       Pieces pieces{cpu::thread_scratch(packed_room(args.k) + args.m * pitch)};
       float* room = pieces.take(packed_room(args.k));
       float* sums = pieces.take(args.m * pitch);
-      packed_products(w, first, rows, ordered, args.m, room, sums, pitch);
+      for (std::int64_t m = 0; m < args.m; m += kMostFew) {
+        packed_products(w, first, rows, ordered + m * args.k,
+                        std::min<std::int64_t>(kMostFew, args.m - m), room, sums + m * pitch,
+                        pitch);
+      }
       for (std::int64_t m = 0; m < args.m; ++m) {
         store_row(sums + m * pitch, rows, y + m * args.n + first);
       }

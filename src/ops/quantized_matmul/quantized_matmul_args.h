@@ -1,5 +1,5 @@
 // Read by quantized_matmul.cpp and its kernels. codes, scales and biases are those of n rows.
-// fwd: in x, codes, scales, biases; out y. m is at most kQuantizedFewRows.
+// fwd: in x, codes, scales, biases; out y. m is at most as large as the host says.
 // unpack: in codes, scales, biases; out w [n, k] in the kernel's type.
 // params_bwd: in dW [n, k] as f32, codes; out dscales, dbiases, of which one may be missing.
 #pragma once
@@ -7,8 +7,6 @@
 #include <cstdint>
 
 namespace mlxtape::ops {
-
-inline constexpr std::int64_t kQuantizedFewRows = 8;
 
 struct QuantizedMatmulArgs {
   std::int64_t m, n, k;

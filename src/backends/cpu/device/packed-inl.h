@@ -23,6 +23,9 @@ namespace {
 constexpr std::int64_t kPackCodes = 32;
 constexpr int kMostFew = 8;  // rows of x at a time
 
+// Rows are read four at a time, each too short for the processor to look ahead by itself.
+constexpr std::int64_t kRowsAhead = 8;
+
 // ---- codes as bytes ----
 
 // The lowest 8·kBits bits, kBits in each byte.
@@ -131,6 +134,7 @@ HWY_INLINE void order_row(const T* x, std::int64_t n, float* out) {
 struct CodeRows {
   const std::uint8_t* codes;
   std::int64_t pitch;  // bytes from row to row
+  std::int64_t ahead;  // bytes from what is read to what is fetched
   const float *s, *b;  // [row, groups]
   std::int64_t groups, group;
 };
@@ -154,6 +158,7 @@ HWY_NOINLINE void code_products(const CodeRows& w, const float* x, float* sums,
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       group[r].set(d, w.s[r * w.groups + g], w.b[r * w.groups + g]);
+      __builtin_prefetch(p + r * w.pitch + w.ahead);
     }
     for (std::int64_t i = 0; i < w.group; i += 2 * lanes) {
 #pragma GCC unroll 8
@@ -224,11 +229,18 @@ HWY_INLINE void packed_products(const Packed<S>& w, std::int64_t row, std::int64
     const std::uint32_t* codes = w.codes + (row + i) * w.words();
     load_row(w.scales + (row + i) * groups, count * groups, s);
     load_row(w.biases + (row + i) * groups, count * groups, b);
-    CodeRows some{
-        reinterpret_cast<const std::uint8_t*>(codes), w.words() * 4, s, b, groups, w.group};
+    const std::int64_t row_bytes = w.words() * 4;
+    CodeRows some{reinterpret_cast<const std::uint8_t*>(codes),
+                  row_bytes,
+                  kRowsAhead * row_bytes,
+                  s,
+                  b,
+                  groups,
+                  w.group};
     if (!whole) {
       some.codes = codes_as_bytes(w.bits, codes, count * w.k / kPackCodes, bytes);
       some.pitch = w.k;
+      some.ahead = 0;
     }
     const auto& products = count == 1
                                ? (nibbles ? kCodeProducts<4, true> : kCodeProducts<8, true>)
