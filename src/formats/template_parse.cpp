@@ -10,7 +10,7 @@ namespace {
 
 using Kind = Token::Kind;
 using Op = Expr::Op;
-constexpr int kMaxDepth = 100;    // of brackets and blocks, each a dozen calls deep
+constexpr int kMaxDepth = 100;     // a block counts once, a bracket or sign twice, each a dozen calls deep
 constexpr int kMaxOperands = 300;  // of one chain: as deep as its tree
 
 class Parser {

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include <utf8proc.h>
+
 #include "formats/utf8.h"
 
 namespace mlxtape::formats::jinja {
@@ -34,19 +36,24 @@ std::string float_text(double d) {
   return out;
 }
 
+bool printable(char32_t c) {
+  const utf8proc_category_t category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
+  return c == ' ' || (category < UTF8PROC_CATEGORY_ZS && category != UTF8PROC_CATEGORY_CN);
+}
+
 void append_repr(std::string& out, const std::string& s) {
   const char quote = s.find('\'') != std::string::npos && s.find('"') == std::string::npos ? '"' : '\'';
   out += quote;
   for (std::size_t at = 0; at < s.size();) {
     const std::size_t begin = at;
     const char32_t c = next_code_point(s, at);
-    char hex[8];
+    char hex[12];
     if (c == static_cast<char32_t>(quote) || c == '\\') {
       out += '\\', out += static_cast<char>(c);
     } else if (c == '\n' || c == '\r' || c == '\t') {
       out += c == '\n' ? "\\n" : c == '\r' ? "\\r" : "\\t";
-    } else if (c < 0x20 || (c >= 0x7F && c <= 0xA0) || c == 0xAD) {
-      std::snprintf(hex, sizeof hex, "\\x%02x", static_cast<unsigned>(c));
+    } else if (!printable(c)) {
+      std::snprintf(hex, sizeof hex, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", static_cast<unsigned>(c));
       out += hex;
     } else {
       out.append(s, begin, at - begin);
