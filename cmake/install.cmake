@@ -1,6 +1,7 @@
 # `cmake --install`: the archive, the public headers, the program, and how CMake and pkg-config find
 # them. What the library is made of (Highway, the layers' object libraries, our flags) stays inside:
-# a user's build needs threads, a C++20 compiler and, if the library has CUDA kernels, the CUDA runtime.
+# a user's build needs threads, PCRE2, utf8proc, a C++20 compiler and, if the library has CUDA kernels, the CUDA
+# runtime.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS mlxtape EXPORT mlxtapeTargets
@@ -19,6 +20,7 @@ write_basic_package_version_file(${CMAKE_BINARY_DIR}/generated/mlxtapeConfigVers
                                  COMPATIBILITY SameMajorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/generated/mlxtapeConfig.cmake
               ${CMAKE_BINARY_DIR}/generated/mlxtapeConfigVersion.cmake
+              cmake/text.cmake
         DESTINATION ${package_dir})
 
 # Paths relative to the .pc file itself, so that `--prefix` at installation and a folder moved
@@ -37,7 +39,7 @@ includedir=\${pcfiledir}/@pc_includedir@
 Name: mlxtape
 Description: @PROJECT_DESCRIPTION@
 Version: @PROJECT_VERSION@
-Libs: -L\${libdir} -lmlxtape@pc_cuda@ -pthread
+Libs: -L\${libdir} -lmlxtape -lpcre2-8 -lutf8proc@pc_cuda@ -pthread
 Cflags: -I\${includedir} -pthread
 ")
 install(FILES ${CMAKE_BINARY_DIR}/generated/mlxtape.pc

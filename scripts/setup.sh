@@ -15,6 +15,8 @@ tool g++                g++                   the compiler
 tool cmake              cmake                 configures the build (3.25 or newer)
 tool ninja-build        ninja                 runs the build
 lib  libhwy-dev         hwy/highway.h         SIMD instructions for the CPU kernels, headers only
+lib  libpcre2-dev       pcre2.h               regular expressions of tokenizers
+lib  libutf8proc-dev    utf8proc.h            Unicode: normal forms, case
 lib  libcli11-dev       CLI/CLI.hpp           command line of the mlxtape program
 lib  nlohmann-json3-dev nlohmann/json.hpp     JSON: configuration, traces, bench results
 lib  libgtest-dev       gtest/gtest.h         tests

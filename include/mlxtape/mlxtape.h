@@ -14,6 +14,7 @@
 #include "mlxtape/core/tensor.h"
 #include "mlxtape/core/threads.h"
 #include "mlxtape/core/trace.h"
+#include "mlxtape/formats/chat_template.h"
 #include "mlxtape/formats/json.h"
 #include "mlxtape/formats/model_directory.h"
 #include "mlxtape/formats/safetensors.h"

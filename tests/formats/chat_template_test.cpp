@@ -1,0 +1,188 @@
+// Against jinja2's own results (make_chat_golden.py): whole conversations, and a table of expressions. Where the golden
+// file holds null, jinja2 raised an error, and so must we.
+#include "mlxtape/formats/chat_template.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "mlxtape/base/error.h"
+#include "mlxtape/base/files.h"
+
+namespace mlxtape::formats {
+namespace {
+
+const Json& golden() {
+  static const Json json = Json::parse(read_whole(MLXTAPE_GOLDEN_DIR "/chat_golden.json", "test"), "chat_golden.json");
+  return json;
+}
+
+std::optional<std::string> rendered(const std::string& text, const Json& messages, const ChatOptions& options) {
+  try {
+    return ChatTemplate(text, "t").render(messages, options);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::kArgument) << e.what();
+    EXPECT_TRUE(std::string(e.what()).starts_with("t: line ")) << e.what();
+    return std::nullopt;
+  }
+}
+
+std::optional<std::string> wanted(const Json& want) { return want.is_null() ? std::nullopt : std::optional(want.string()); }
+
+std::string message_of(const std::string& text, const ChatOptions& options = {}) {
+  try {
+    ChatTemplate(text, "t").render(Json(Json::Array{}), options);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Errc::kArgument);
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(ChatTemplate, ConversationsAsJinja2) {
+  int cases = 0;
+  for (const Json& row : golden().find("cases")->array()) {
+    const std::string& name = row.array()[0].string();
+    const std::string& conversation = row.array()[1].string();
+    ChatOptions options;
+    options.bos_token = "<s>";
+    options.eos_token = "</s>";
+    options.variables = golden().find("options")->array()[static_cast<std::size_t>(row.array()[2].integer())];
+    if (const Json* tools = options.variables.find("tools")) options.tools = *tools;
+    if (const Json* add = options.variables.find("add_generation_prompt")) options.add_generation_prompt = add->boolean();
+    options.variables.erase("tools");
+    options.variables.erase("add_generation_prompt");
+    EXPECT_EQ(rendered(golden().find("templates")->find(name)->string(), *golden().find("conversations")->find(conversation), options), wanted(row.array()[3]))
+        << name << " of " << conversation << ", options " << options.variables.dump();
+    ++cases;
+  }
+  EXPECT_GT(cases, 60);
+}
+
+TEST(ChatTemplate, ExpressionsAsJinja2) {
+  ChatOptions options;
+  options.variables = *golden().find("variables");
+  int refused = 0;
+  for (const Json& row : golden().find("expressions")->array()) {
+    const std::string& text = row.array()[0].string();
+    EXPECT_EQ(rendered(text, Json(Json::Array{}), options), wanted(row.array()[1])) << text;
+    refused += row.array()[1].is_null() ? 1 : 0;
+  }
+  EXPECT_GT(refused, 20);
+}
+
+TEST(ChatTemplate, VariablesReachTheTemplate) {
+  const ChatTemplate t("{{ messages[0].role }}{{ tools }}{{ bos_token }}{{ eos_token }}{{ add_generation_prompt }}{{ x }}", "t");
+  ChatOptions options{true, Json(Json::Array{Json("f")}), "B", "E", Json(Json::Object{{"x", Json(1)}})};
+  EXPECT_EQ(t.render(Json::parse(R"([{"role": "r"}])", "m"), options), "r['f']BETrue1");
+  options.variables.set("bos_token", "C");  // what is said last counts
+  EXPECT_EQ(t.render(Json::parse(R"([{"role": "r"}])", "m"), options), "r['f']CETrue1");
+}
+
+TEST(ChatTemplate, TheClockCanBeSet) {
+  ChatOptions options;
+  options.now = 86400 * 365;  // noon is the same day wherever this runs
+  *options.now += 43200;
+  EXPECT_EQ(ChatTemplate("{{ strftime_now('%Y-%m') }}", "t").render(Json(Json::Array{}), options), "1971-01");
+}
+
+TEST(ChatTemplate, SaysWhatIsWrongAndWhere) {
+  struct Row {
+    const char *text, *message;
+  };
+  const Row table[] = {
+      {"\n\n{% include 'x' %}", "t: line 3: the statement 'include' is not supported here"},
+      {"{% raw %}", "'raw' is not supported"},
+      {"a\n{{ 1 | rot13 }}", "t: line 2: the filter 'rot13' is not supported"},
+      {"{{ 1 is prime }}", "the test 'prime' is not supported"},
+      {"{{ 'a'.zfill(3) }}", "the method 'zfill' of str is not supported"},
+      {"{{ {}.update({}) }}", "the method 'update' of dict is not supported"},
+      {"{{ [].append(1) }}", "the method 'append' of list is not supported"},
+      {"{{ 2 ** 3 }}", "'**' is not supported"},
+      {"{{ range(*[1]) }}", "arguments from a list or dict (*) are not supported"},
+      {"{% for a in [] recursive %}{% endfor %}", "recursive loop is not supported"},
+      {"{% for a in [] %}{% macro f() %}{% endmacro %}{% endfor %}", "a macro inside of a loop"},
+      {"{% macro f() %}\n{% if 1 %}{% endmacro %}", "t: line 2: the statement 'endmacro'"},
+      {"{% if 1 %}\n", "'endif' is missing"},
+      {"{% endfor %}", "'endfor' ends nothing"},
+      {"{% 1 %}", "a block must begin with a name"},
+      {"{% continue %}", "'continue' must be inside of a loop"},
+      {"{{ 99999999999999999999 }}", "must fit 64 bits"},
+      {"{{ 9223372036854775807 + 1 }}", "must fit 64 bits"},
+      {"{{ 1 // 0 }}", "division by zero"},
+      {"{{ 1 + 'a' }}", "'+' is not defined between int and str"},
+      {"{{ x.y }}", "'x' is undefined"},
+      {"{{ x(1) }}", "'x' is undefined"},
+      {"{{ 1(2) }}", "a value of type int cannot be called"},
+      {"{% for x in 3 %}{% endfor %}", "a value of type int cannot be iterated over"},
+      {"{% set a, b = [1] %}", "2 values are needed, one for each name, got 1"},
+      {"{% set a.b = 1 %}", "'a' is none"},
+      {"{{ 'a'|upper(1) }}", "upper: must be given at most 0 arguments, got 1"},
+      {"{{ 'a'|trim(foo=1) }}", "trim: has no parameter 'foo'"},
+      {"{{ 'a'|trim('a', chars='b') }}", "the parameter 'chars' is given twice"},
+      {"{% macro f(a) %}{% endmacro %}{{ f(b=1) }}", "macro 'f': has no parameter 'b'"},
+      {"{% macro f(a=1, b) %}{% endmacro %}", "may not follow one with a default"},
+      {"{{ f(a=1, 2) }}", "may not follow one with a name"},
+      {"{{ namespace }}", "a function cannot be printed"},
+      {"{{ [namespace()] }}", "must hold values only, got a Namespace"},
+      {"{{ {1: 2} }}", "a key of a dict must be a text"},
+      {"{{ [1][::0] }}", "must not be 0"},
+      {"{{ range(1, 5, 0) }}", "must not be 0"},
+      {"{{ 'abc'.split('') }}", "must not be empty"},
+      {"{{ 'abc'.replace('', 'x') }}", "must not be empty"},
+      {"{{ raise_exception('the card says no') }}", "t: line 1: the card says no"},
+      {"{{ '\\u12' }}", "4 hexadecimal digits"},
+      {"{{ ) }}", "')' closes nothing"},
+      {"{{ @ }}", "'@' is no part of an expression"},
+      {"{{ 1", "not closed by }}"},
+      {"\xff", "valid UTF-8"},
+  };
+  for (const Row& row : table) EXPECT_NE(message_of(row.text).find(row.message), std::string::npos) << row.text << "\n  " << message_of(row.text);
+  EXPECT_THROW(ChatTemplate("", "t").render(Json()), Error);
+  ChatOptions options;
+  options.variables = Json(1);
+  EXPECT_NE(message_of("", options).find("variables must be an object"), std::string::npos);
+}
+
+// Each would run for ever, fill the memory or overflow the stack.
+TEST(ChatTemplate, HostileTemplatesEnd) {
+  ChatOptions options;
+  options.max_steps = 300'000;
+  const auto repeat = [](const std::string& s, int n) {
+    std::string out;
+    for (int i = 0; i < n; ++i) out += s;
+    return out;
+  };
+  const std::string grow = "{% for a in range(9999) %}";
+  const std::pair<std::string, const char*> table[] = {
+      {repeat("{% for a in range(99999) %}", 3) + repeat("{% endfor %}", 3), "too many steps"},
+      {"{% set n = namespace(s='aaaaaaaa') %}" + grow + "{% set n.s = n.s + n.s %}{% endfor %}", ""},
+      {"{% set n = namespace(s='aaaaaaaa') %}" + grow + "{% set n.s = n.s ~ n.s %}{% endfor %}", ""},
+      {"{% set n = namespace(s=[1]) %}" + grow + "{% set n.s = n.s + n.s %}{% endfor %}", ""},
+      {"{% set n = namespace(s=[1]) %}" + grow + "{% set n.s = [n.s] %}{% endfor %}", "128 deep"},
+      {"{% set n = namespace(s=[1]) %}" + grow + "{% set n.s = [n.s, n.s] %}{% endfor %}", "elements"},
+      {"{% set n = namespace() %}{% set n.n = n %}", "must hold values only"},
+      {"{{ 'a' * 999999999999 }}", "bytes long"},
+      {"{{ 'aaaaaaaaaaaaaaaa' * 9999999 }}", "bytes long"},
+      {"{% for c in 'a' * 9999999 %}{% endfor %}", "cannot be taken apart"},
+      {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "too deep"},
+      {"{{ " + repeat("(", 100000) + "1" + repeat(")", 100000) + " }}", "100 deep"},
+      {"{{ " + repeat("not ", 100000) + "1 }}", "100 deep"},
+      {"{{ " + repeat("- ", 100000) + "1 }}", "100 deep"},
+      {"{{ 1" + repeat(" + 1", 100000) + " }}", "operators long"},
+      {"{{ 1" + repeat(" | int", 100000) + " }}", "operators long"},
+      {"{{ a" + repeat(".a", 100000) + " }}", "operators long"},
+      {repeat("{% if 1 %}", 100000), "100 deep"},
+  };
+  for (const auto& [text, message] : table) {
+    const std::string got = message_of(text, options);
+    EXPECT_NE(got, "no error") << text.substr(0, 80);
+    EXPECT_NE(got.find(message), std::string::npos) << text.substr(0, 80) << "\n  " << got;
+  }
+  // As deep and long as is allowed, which sanitizers' larger frames must survive.
+  EXPECT_EQ(message_of("{{ " + repeat("[", 45) + repeat("]", 45) + " }}"), "no error");
+  EXPECT_EQ(message_of("{{ 1" + repeat(" + 1", 290) + " }}"), "no error");
+}
+
+}  // namespace
+}  // namespace mlxtape::formats
