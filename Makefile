@@ -42,8 +42,8 @@ test-faults: setup  ## plant faults one at a time and expect the tests to fail; 
 
 parity: setup build/release/build.ninja  ## compare whole models with mlx-lm, which it installs into build/parity
 	scripts/parity.sh $(ARGS)
-	cmake --build --preset release -j $(JOBS) --target parity_tests
-	build/release/bin/parity_tests build/parity/models
+	cmake --build --preset release -j $(JOBS) --target model_tests
+	MLXTAPE_PARITY_MODELS=build/parity/models build/release/bin/model_tests --gtest_filter='*Parity*'
 
 demo: setup build/release/build.ninja  ## build and run examples/route_tokens.cpp
 	cmake --build --preset release -j $(JOBS) --target route_tokens

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Makes the models that parity_tests compares with mlx-lm: build/parity/models, by tests/parity/reference.py in
+# Makes the models that model_tests compares with mlx-lm: build/parity/models, by tests/parity/reference.py in
 # a Python environment of its own. Both are made once, and again when what they are made by changes.
 #
 #   scripts/parity.sh            the models of the full suite
