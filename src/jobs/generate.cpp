@@ -31,7 +31,7 @@ class Sequence {
       return;
     }
     result_.tokens.push_back(token);
-    give(until_.add(decoder_.add(token)));
+    give(until_.add(decoder_.put(token)));
     if (!goes_on_) return;
     if (until_.ended()) {
       end(Finish::kStopString);
@@ -51,7 +51,7 @@ class Sequence {
   }
   void end(Finish why) {
     result_.finish = why;
-    give(until_.add(decoder_.finish(), true));
+    give(until_.add(decoder_.end(), true));
     goes_on_ = false;
   }
 

@@ -2,7 +2,7 @@
 //
 //   const Model model = load_model(directory, *encoder);
 //   const auto tokenizer = formats::Tokenizer::from_directory(directory);
-//   const auto report = generate(*encoder, model, tokenizer, {tokenizer.encode("The sea")}, options);
+//   const auto report = generate(*encoder, model, tokenizer, {tokenizer.encode("The river")}, options);
 //
 // Prompts may differ in length. Each is read in chunks, then all go on together, a token each at a time.
 #pragma once

@@ -1,0 +1,134 @@
+#include "mlxtape/jobs/generate.h"
+
+#include "models/small_models.h"
+#include "support/op_test.h"
+
+namespace mlxtape::test {
+namespace {
+
+using jobs::Finish;
+using jobs::GenerateOptions;
+
+// 80 tokens: the characters from '!' on.
+formats::Tokenizer small_tokenizer() {
+  formats::Json vocabulary = formats::Json::Object{};
+  for (int i = 0; i < 80; ++i) vocabulary.set(std::string(1, static_cast<char>('!' + i)), i);
+  const std::string bytes =
+      R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false})";
+  return formats::Tokenizer::from_json(
+      R"({"added_tokens": [], "normalizer": null, "pre_tokenizer": )" + bytes +
+          R"(, "post_processor": null, "decoder": )" + bytes +
+          R"(, "model": {"type": "BPE", "merges": [], "vocab": )" + vocabulary.dump() + "}}",
+      "small tokenizer");
+}
+
+class Generate : public OnDevice {
+ protected:
+  jobs::GenerateReport run(const std::vector<std::string>& prompts, const GenerateOptions& options,
+                           const std::string& type = "qwen3_next") {
+    const models::Model model = small_model(encoder(), type);
+    std::vector<std::vector<std::int32_t>> ids;
+    for (const std::string& prompt : prompts) ids.push_back(tokenizer_.encode(prompt));
+    return jobs::generate(encoder(), model, tokenizer_, ids, options);
+  }
+  formats::Tokenizer tokenizer_ = small_tokenizer();
+};
+
+TEST_P(Generate, TheSameAloneAndInABatch) {
+  const std::vector<std::string> prompts = {"HELLO", "A", "ABCABCABCABC"};
+  for (const double temperature : {0.0, 1.0}) {
+    for (const std::string& type : model_types()) {
+      GenerateOptions options;
+      options.max_tokens = 12;
+      options.prefill_chunk = 4;
+      options.sampling.temperature = temperature;
+      const auto all = run(prompts, options, type);
+      ASSERT_EQ(all.sequences.size(), 3U);
+      EXPECT_EQ(all.prompt_tokens, 18);
+      EXPECT_EQ(all.tokens, 36);
+      EXPECT_GT(all.peak_bytes, 0U);
+      for (const auto& sequence : all.sequences) {
+        EXPECT_EQ(sequence.finish, Finish::kLength);
+        EXPECT_EQ(sequence.text, tokenizer_.decode(sequence.tokens));
+      }
+      // The first of a batch has the number 0, as one alone has.
+      EXPECT_EQ(run({prompts[0]}, options, type).sequences[0].tokens, all.sequences[0].tokens);
+      options.prefill_chunk = 100;
+      EXPECT_EQ(run(prompts, options, type).sequences[2].tokens, all.sequences[2].tokens);
+    }
+  }
+}
+
+TEST_P(Generate, Stops) {
+  GenerateOptions options;
+  options.max_tokens = 10;
+  const auto whole = run({"HELLO", "XYZ"}, options);
+  const std::vector<std::int32_t>& tokens = whole.sequences[0].tokens;
+  const std::string& text = whole.sequences[0].text;
+  ASSERT_EQ(text.size(), 10U);
+
+  GenerateOptions stop = options;
+  stop.stop_tokens = {tokens[4]};
+  const auto first = static_cast<std::size_t>(
+      std::find(tokens.begin(), tokens.end(), tokens[4]) - tokens.begin());
+  auto report = run({"HELLO"}, stop);
+  EXPECT_EQ(report.sequences[0].finish, Finish::kStopToken);
+  EXPECT_EQ(report.sequences[0].text, text.substr(0, first));
+
+  stop = options;
+  stop.stop_strings = {"no such text", text.substr(3, 3)};
+  report = run({"HELLO"}, stop);
+  EXPECT_EQ(report.sequences[0].finish, Finish::kStopString);
+  EXPECT_EQ(report.sequences[0].text, text.substr(0, text.find(text.substr(3, 3))));
+
+  std::string heard;
+  stop = options;
+  stop.on_text = [&](std::size_t sequence, std::string_view piece) {
+    if (sequence == 0) heard += piece;
+    return sequence != 0 || heard.size() < 3;
+  };
+  report = run({"HELLO", "XYZ"}, stop);
+  EXPECT_EQ(report.sequences[0].finish, Finish::kCancelled);
+  EXPECT_EQ(heard, text.substr(0, 3));
+  EXPECT_EQ(report.sequences[1].text, whole.sequences[1].text);
+}
+
+TEST_P(Generate, SaysWhatIsWrong) {
+  const models::Model model = small_model(encoder(), "qwen3");
+  const auto refused = [&](const std::string& says,
+                           const std::vector<std::vector<std::int32_t>>& prompts,
+                           std::int64_t max_tokens = 3) {
+    GenerateOptions options;
+    options.max_tokens = max_tokens;
+    expect_error(Errc::kArgument, says,
+                 [&] { jobs::generate(encoder(), model, tokenizer_, prompts, options); });
+  };
+  refused("there must be a prompt", {});
+  refused("at least one token", {{1}, {}});
+  refused("max_tokens must be at least 1, got 0", {{1}}, 0);
+  refused("token 80 is not in the model's vocabulary of 80", {{1, 80}});
+  refused("token -1 is not", {{-1}});
+}
+
+MT_ON_EVERY_BACKEND(Generate);
+
+TEST(TextUntil, GivesOutWhatIsSure) {
+  const std::string text = "one two thee three";
+  for (std::size_t step = 1; step <= text.size(); ++step) {
+    jobs::TextUntil until({"three", "", "thx"});
+    std::string out;
+    for (std::size_t at = 0; at < text.size(); at += step) {
+      out += until.add(text.substr(at, step));
+      EXPECT_EQ(text.compare(0, out.size(), out), 0) << out;
+    }
+    EXPECT_TRUE(until.ended());
+    EXPECT_EQ(out, "one two thee ");
+  }
+  jobs::TextUntil until({"three"});
+  EXPECT_EQ(until.add("a thr"), "a ");
+  EXPECT_EQ(until.add("", true), "thr");
+  EXPECT_FALSE(until.ended());
+}
+
+}  // namespace
+}  // namespace mlxtape::test
