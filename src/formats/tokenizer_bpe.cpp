@@ -72,6 +72,11 @@ std::string_view Vocabulary::name(TokenId id) const {
 
 TokenId Vocabulary::find(std::string_view token) const { return slots_[slot(token)]; }
 
+TokenId Vocabulary::find_in_model(std::string_view token) const {
+  const TokenId id = find(token);
+  return id >= 0 && names_[static_cast<std::size_t>(id)].begin < model_end_ ? id : -1;
+}
+
 void Vocabulary::grow() {
   const std::vector<TokenId> old = std::move(slots_);
   slots_.assign(old.size() * 4, -1);
@@ -162,6 +167,7 @@ void Bpe::read(JsonReader& reader) {
   }
   if (!has_vocabulary || !has_merges) reader.fail("the model must have vocab and merges");
   if (merges) read_merges(*merges);
+  vocabulary.end_model();
   for (int b = 0; b < 256; ++b) {
     const char byte = static_cast<char>(b);
     const std::string letter = letters_of({&byte, 1});
@@ -198,7 +204,7 @@ void Bpe::read_merges(JsonReader& reader) {
 
 void Bpe::encode(std::string_view word, std::vector<TokenId>& out) const {
   if (ignore_merges_) {
-    if (const TokenId whole = vocabulary.find(letters_of(word)); whole >= 0) {
+    if (const TokenId whole = vocabulary.find_in_model(letters_of(word)); whole >= 0) {
       out.push_back(whole);
       return;
     }

@@ -109,10 +109,12 @@ Split::Behavior behavior_of(const std::string& name, const std::string& who) {
 // What GPT-2 cuts words by, and ByteLevel does unless it is told not to.
 constexpr const char* kGpt2Words = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-bool is_word(char32_t c) {
-  if (c == '_' || c == 0x200C || c == 0x200D) return true;
-  const utf8proc_category_t category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
-  return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_NL) || category == UTF8PROC_CATEGORY_PC;
+// What a word has to Unicode (UTS 18, \w).
+bool is_word(std::string_view character) {
+  static const Regex kWord("[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}]");
+  std::vector<Regex::Match> found;
+  kWord.find_all(character, found);
+  return !found.empty();
 }
 
 std::size_t last_begin(std::string_view text) {
@@ -232,9 +234,10 @@ const AddedToken* AddedMatcher::next(std::string_view text, std::size_t& begin, 
 
 bool AddedMatcher::widen(const AddedToken& token, std::string_view text, std::size_t done, std::size_t& begin, std::size_t& end) {
   if (token.single_word) {
-    std::size_t left = begin > 0 ? last_begin(text.substr(0, begin)) : 0, right = end;
-    if (begin > 0 && is_word(next_code_point(text, left))) return false;
-    if (end < text.size() && is_word(next_code_point(text, right))) return false;
+    const std::size_t left = begin > 0 ? last_begin(text.substr(0, begin)) : 0;
+    std::size_t right = end;
+    if (right < text.size()) next_code_point(text, right);
+    if (is_word(text.substr(left, begin - left)) || is_word(text.substr(end, right - end))) return false;
   }
   while (token.lstrip && begin > done) {
     const std::size_t before = last_begin(text.substr(0, begin));

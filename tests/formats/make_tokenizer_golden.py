@@ -78,7 +78,7 @@ TEXTS = [
     "где время человек", "日本語の言葉を学習する。", "中文模型训练数据", "한국어 단어", "\u1112\u1161\u11ab", "العربية كلمة", "हिन्दी शब्द", "🙂🙃👩‍👩‍👧‍👦 🇨🇭",
     "a\u00a0b\u2003c\u3000d\u180ee\u200bf\u2028g\x85h", "!!! ... ?!? --- *** (a) [b] {c} <d> \"e\" 'f' `g`", "snake_case camelCase PascalCase SCREAMING",
     "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>\nso\n</think>", "<|im_start|", "<|im_", "<|im_end|><|im_end|>",
-    "x <|end|>  y", "word words sword word, word_ word", " two words", "two wordsx", "a  <left>  b", "a  <right>  b", "<|begin|><left> <right> <|end|> ", "é! e\u0301! É!",
+    "x <|end|>  y", "word words sword word, word_ word 12word ⓐword word²", " two words", "two wordsx", "a  <left>  b", "a  <right>  b", "<|begin|><left> <right> <|end|> ", "é! e\u0301! É!",
     "zzqx zzqx", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     "thethethethethethethethethethethethethethethethethethethethethethethethethethethethethe", "\x00\x01\x7f", "ﬁ ﬃ Å ㎏ ① ｱ", "\ufffd\ufeff", "İıſK",
 ]
