@@ -16,6 +16,8 @@
 #include "mlxtape/core/trace.h"
 #include "mlxtape/formats/chat_template.h"
 #include "mlxtape/formats/json.h"
+#include "mlxtape/formats/model_directory.h"
+#include "mlxtape/formats/safetensors.h"
 #include "mlxtape/formats/tokenizer.h"
 #include "mlxtape/nn/delta_net.h"
 #include "mlxtape/nn/gated_attention.h"

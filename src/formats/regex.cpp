@@ -35,9 +35,11 @@ std::string in_our_words(const std::string& pattern) {
 struct Scratch {
   pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
   pcre2_match_context* context = pcre2_match_context_create(nullptr);
-  pcre2_jit_stack* stack = pcre2_jit_stack_create(std::size_t{32} << 10, std::size_t{16} << 20, nullptr);
+  pcre2_jit_stack* stack =
+      pcre2_jit_stack_create(std::size_t{32} << 10, std::size_t{16} << 20, nullptr);
   Scratch() {
-    if (data == nullptr || context == nullptr || stack == nullptr) throw Error(Errc::kOutOfMemory, "regex: no memory for a match");
+    if (data == nullptr || context == nullptr || stack == nullptr)
+      throw Error(Errc::kOutOfMemory, "regex: no memory for a match");
     pcre2_jit_stack_assign(context, nullptr, stack);
   }
   Scratch(const Scratch&) = delete;
@@ -51,19 +53,27 @@ struct Scratch {
 
 }  // namespace
 
-Regex::Regex(const std::string& pattern) : Regex(in_our_words(pattern), PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C) {}
+Regex::Regex(const std::string& pattern)
+    : Regex(in_our_words(pattern),
+            PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C) {}
 
-Regex Regex::literal(std::string_view text) { return {std::string(text), PCRE2_UTF | PCRE2_LITERAL}; }
+Regex Regex::literal(std::string_view text) {
+  return {std::string(text), PCRE2_UTF | PCRE2_LITERAL};
+}
 
 Regex::Regex(const std::string& pattern, unsigned options) : pattern_(pattern) {
   int error = 0;
   std::size_t at = 0;
-  pcre2_code* code = pcre2_compile(reinterpret_cast<const unsigned char*>(pattern.data()), pattern.size(), options, &error, &at, nullptr);
+  pcre2_code* code = pcre2_compile(reinterpret_cast<const unsigned char*>(pattern.data()),
+                                   pattern.size(), options, &error, &at, nullptr);
   if (code == nullptr) {
-    throw Error(Errc::kArgument, "regex: byte " + std::to_string(at) + " of '" + pattern + "': " + message_of(error));
+    throw Error(Errc::kArgument, "regex: byte " + std::to_string(at) + " of '" + pattern +
+                                     "': " + message_of(error));
   }
-  code_ = std::shared_ptr<const void>(code, [](const void* p) { pcre2_code_free(static_cast<pcre2_code*>(const_cast<void*>(p))); });
-  pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // where it cannot, matching is interpreted: slower, the same
+  code_ = std::shared_ptr<const void>(
+      code, [](const void* p) { pcre2_code_free(static_cast<pcre2_code*>(const_cast<void*>(p))); });
+  pcre2_jit_compile(
+      code, PCRE2_JIT_COMPLETE);  // where it cannot, matching is interpreted: slower, the same
 }
 
 void Regex::find_all(std::string_view text, std::vector<Match>& out) const {
@@ -72,9 +82,13 @@ void Regex::find_all(std::string_view text, std::vector<Match>& out) const {
   const auto* code = static_cast<const pcre2_code*>(code_.get());
   const auto* subject = reinterpret_cast<const unsigned char*>(text.data());
   for (std::size_t at = 0; at < text.size();) {
-    const int found = pcre2_match(code, subject, text.size(), at, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, scratch.data, scratch.context);
+    const int found =
+        pcre2_match(code, subject, text.size(), at, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY,
+                    scratch.data, scratch.context);
     if (found == PCRE2_ERROR_NOMATCH) return;
-    if (found < 0) throw Error(Errc::kArgument, "regex: '" + pattern_ + "' at byte " + std::to_string(at) + " of a text: " + message_of(found));
+    if (found < 0)
+      throw Error(Errc::kArgument, "regex: '" + pattern_ + "' at byte " + std::to_string(at) +
+                                       " of a text: " + message_of(found));
     const std::size_t* ends = pcre2_get_ovector_pointer(scratch.data);
     out.emplace_back(ends[0], ends[1]);
     at = ends[1];

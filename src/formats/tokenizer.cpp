@@ -33,11 +33,14 @@ struct Tokenizer::Parts {
 
 namespace {
 
-[[noreturn]] void fail(const std::string& who, const std::string& what) { throw Error(Errc::kIo, who + ": " + what); }
+[[noreturn]] void fail(const std::string& who, const std::string& what) {
+  throw Error(Errc::kIo, who + ": " + what);
+}
 
 void check_decoder(const Json& json, const std::string& source) {
   const Json* type = json.find("type");
-  if (type == nullptr) fail(source, "the decoder must be ByteLevel, got " + json.dump().substr(0, 200));
+  if (type == nullptr)
+    fail(source, "the decoder must be ByteLevel, got " + json.dump().substr(0, 200));
   if (type->string() == "Sequence") {
     const Json* list = json.find("decoders");
     if (list == nullptr) fail(source, "'decoders' must be given in a Sequence");
@@ -123,14 +126,20 @@ void Tokenizer::Parts::read(std::string_view json, const std::string& source) {
   read_post_processor(post_processor, source);
 }
 
-void Tokenizer::Parts::add_tokens(const Json& json, const JsonReader& reader, const std::string& source) {
+void Tokenizer::Parts::add_tokens(const Json& json, const JsonReader& reader,
+                                  const std::string& source) {
   for (const AddedToken& token : read_added_tokens(json, source)) {
-    if (token.id < 0 || token.id >= Vocabulary::kMaxIds) fail(source, "an added token's id must be at least 0 and less than " + std::to_string(Vocabulary::kMaxIds) + ", got " + std::to_string(token.id) + " for '" + token.content + "'");
+    if (token.id < 0 || token.id >= Vocabulary::kMaxIds)
+      fail(source, "an added token's id must be at least 0 and less than " +
+                       std::to_string(Vocabulary::kMaxIds) + ", got " + std::to_string(token.id) +
+                       " for '" + token.content + "'");
     const TokenId known = bpe.vocabulary.find(token.content);
     if (known < 0) {
       bpe.vocabulary.add(token.content, token.id, reader);
     } else if (known != token.id) {
-      fail(source, "an added token must have the id that it has in the vocabulary, " + std::to_string(known) + ", got " + std::to_string(token.id) + " for '" + token.content + "'");
+      fail(source, "an added token must have the id that it has in the vocabulary, " +
+                       std::to_string(known) + ", got " + std::to_string(token.id) + " for '" +
+                       token.content + "'");
     }
     if (token.normalized) {
       normalized.add(token, normalize(normalizers, token.content));
@@ -155,24 +164,33 @@ void Tokenizer::Parts::read_post_processor(const Json& json, const std::string& 
     for (const Json& step : list->array()) read_post_processor(step, source);
     return;
   }
-  if (type->string() != "TemplateProcessing") fail(source, "the post-processor '" + type->string() + "' is not supported");
+  if (type->string() != "TemplateProcessing")
+    fail(source, "the post-processor '" + type->string() + "' is not supported");
   const Json *single = json.find("single"), *tokens = json.find("special_tokens");
-  if (single == nullptr || tokens == nullptr) fail(source, "TemplateProcessing must have 'single' and 'special_tokens'");
+  if (single == nullptr || tokens == nullptr)
+    fail(source, "TemplateProcessing must have 'single' and 'special_tokens'");
   std::vector<TokenId> before, after;
   bool passed = false;
   for (const Json& part : single->array()) {
     if (part.find("Sequence") != nullptr) {
-      if (std::exchange(passed, true)) fail(source, "TemplateProcessing: 'single' must have one Sequence, got two");
+      if (std::exchange(passed, true))
+        fail(source, "TemplateProcessing: 'single' must have one Sequence, got two");
       continue;
     }
     const Json* name = part.find("SpecialToken");
     const Json* id = name != nullptr ? name->find("id") : nullptr;
     const Json* entry = id != nullptr ? tokens->find(id->string()) : nullptr;
     const Json* ids = entry != nullptr ? entry->find("ids") : nullptr;
-    if (ids == nullptr) fail(source, "TemplateProcessing: a part must be a Sequence or a token of 'special_tokens', got " + part.dump().substr(0, 200));
+    if (ids == nullptr)
+      fail(source,
+           "TemplateProcessing: a part must be a Sequence or a token of 'special_tokens', got " +
+               part.dump().substr(0, 200));
     for (const Json& i : ids->array()) {
       const std::int64_t value = i.integer();
-      if (value < 0 || value >= bpe.vocabulary.size() || !bpe.vocabulary.has(static_cast<TokenId>(value))) fail(source, "TemplateProcessing: an id must be that of a token, got " + std::to_string(value));
+      if (value < 0 || value >= bpe.vocabulary.size() ||
+          !bpe.vocabulary.has(static_cast<TokenId>(value)))
+        fail(source,
+             "TemplateProcessing: an id must be that of a token, got " + std::to_string(value));
       (passed ? after : before).push_back(static_cast<TokenId>(value));
     }
   }
@@ -198,12 +216,14 @@ void Tokenizer::Parts::read_config(const Json& config, const std::string& path) 
     const Json* chosen = nullptr;
     for (const Json& named : chat->array()) {
       const Json *name = named.find("name"), *text = named.find("template");
-      if (name == nullptr || text == nullptr) fail(path, "each chat_template must have a name and a template");
+      if (name == nullptr || text == nullptr)
+        fail(path, "each chat_template must have a name and a template");
       if (name->string() == "default") chosen = text;
     }
     chat = chosen;
   }
-  if (chat != nullptr && !chat->is_null()) chat_template.emplace(chat->string(), path + ": chat_template");
+  if (chat != nullptr && !chat->is_null())
+    chat_template.emplace(chat->string(), path + ": chat_template");
 }
 
 Tokenizer Tokenizer::from_json(std::string_view json, const std::string& source) {
@@ -214,10 +234,14 @@ Tokenizer Tokenizer::from_json(std::string_view json, const std::string& source)
   return tokenizer;
 }
 
-Tokenizer Tokenizer::from_file(const std::string& path) { return from_json(read_whole(path, "tokenizer"), path); }
+Tokenizer Tokenizer::from_file(const std::string& path) {
+  return from_json(read_whole(path, "tokenizer"), path);
+}
 
 Tokenizer Tokenizer::from_directory(const std::string& directory) {
-  const auto path = [&](const char* name) { return (std::filesystem::path(directory) / name).string(); };
+  const auto path = [&](const char* name) {
+    return (std::filesystem::path(directory) / name).string();
+  };
   const auto parts = std::make_shared<Parts>();
   parts->read(read_whole(path("tokenizer.json"), "tokenizer"), path("tokenizer.json"));
   if (const std::string file = path("tokenizer_config.json"); std::filesystem::exists(file)) {
@@ -233,7 +257,8 @@ Tokenizer Tokenizer::from_directory(const std::string& directory) {
       parts->eos_ids.clear();
       for (const Json& id : eos->is_array() ? eos->array() : Json::Array{*eos}) {
         const std::int64_t value = id.integer();
-        if (value < 0 || value >= Vocabulary::kMaxIds) fail(file, "eos_token_id must be an id, got " + std::to_string(value));
+        if (value < 0 || value >= Vocabulary::kMaxIds)
+          fail(file, "eos_token_id must be an id, got " + std::to_string(value));
         parts->eos_ids.push_back(static_cast<TokenId>(value));
       }
     }
@@ -246,7 +271,9 @@ Tokenizer Tokenizer::from_directory(const std::string& directory) {
 // ---- texts and ids ----
 
 std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
-  if (text.size() > (std::size_t{1} << 30)) throw Error(Errc::kArgument, "encode: a text must have at most 1 GiB, got " + std::to_string(text.size()) + " bytes");
+  if (text.size() > (std::size_t{1} << 30))
+    throw Error(Errc::kArgument, "encode: a text must have at most 1 GiB, got " +
+                                     std::to_string(text.size()) + " bytes");
   std::string replaced;
   if (!is_valid_utf8(text)) text = replaced = replace_invalid_utf8(text);
   std::vector<TokenId> ids;
@@ -255,13 +282,21 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_t
   Words words(parts_->splitters);
   SeenWords seen(text.size());
   const auto word = [&](std::string_view w) {
-    seen.append(w, ids, [this](std::string_view fresh, std::vector<TokenId>& out) { parts_->bpe.encode(fresh, out); });
+    seen.append(w, ids, [this](std::string_view fresh, std::vector<TokenId>& out) {
+      parts_->bpe.encode(fresh, out);
+    });
   };
-  const auto token = [&](TokenId id) { ids.push_back(id); };
-  parts_->raw.each(text, [&](std::string_view piece) {
-    const std::string normal = normalize(parts_->normalizers, std::string(piece));
-    parts_->normalized.each(normal, [&](std::string_view rest) { words.each(rest, word); }, token);
-  }, token);
+  const auto token = [&](TokenId id) {
+    ids.push_back(id);
+  };
+  parts_->raw.each(
+      text,
+      [&](std::string_view piece) {
+        const std::string normal = normalize(parts_->normalizers, std::string(piece));
+        parts_->normalized.each(
+            normal, [&](std::string_view rest) { words.each(rest, word); }, token);
+      },
+      token);
   if (add_special_tokens) ids.insert(ids.end(), parts_->suffix.begin(), parts_->suffix.end());
   return ids;
 }
@@ -269,13 +304,16 @@ std::vector<TokenId> Tokenizer::encode(std::string_view text, bool add_special_t
 std::string Tokenizer::decode(std::span<const TokenId> ids, bool skip_special) const {
   std::string bytes;
   for (const TokenId id : ids) {
-    if (parts_->bpe.vocabulary.has(id) && !(skip_special && is_special(id))) append_bytes(bytes, token_of(id));
+    if (parts_->bpe.vocabulary.has(id) && !(skip_special && is_special(id)))
+      append_bytes(bytes, token_of(id));
   }
   return is_valid_utf8(bytes) ? bytes : replace_invalid_utf8(bytes);
 }
 
 std::string_view Tokenizer::token_of(TokenId id) const {
-  if (!parts_->bpe.vocabulary.has(id)) throw Error(Errc::kArgument, "token_of: the id must be that of a token, got " + std::to_string(id));
+  if (!parts_->bpe.vocabulary.has(id))
+    throw Error(Errc::kArgument,
+                "token_of: the id must be that of a token, got " + std::to_string(id));
   return parts_->bpe.vocabulary.name(id);
 }
 
@@ -284,17 +322,26 @@ std::optional<TokenId> Tokenizer::id_of(std::string_view token) const {
   return id < 0 ? std::nullopt : std::optional(id);
 }
 
-bool Tokenizer::is_special(TokenId id) const { return parts_->bpe.vocabulary.has(id) && parts_->special[static_cast<std::size_t>(id)]; }
+bool Tokenizer::is_special(TokenId id) const {
+  return parts_->bpe.vocabulary.has(id) && parts_->special[static_cast<std::size_t>(id)];
+}
 TokenId Tokenizer::vocabulary_size() const { return parts_->bpe.vocabulary.size(); }
 std::optional<TokenId> Tokenizer::bos_id() const { return parts_->bos; }
 std::optional<TokenId> Tokenizer::pad_id() const { return parts_->pad; }
 const std::vector<TokenId>& Tokenizer::eos_ids() const { return parts_->eos_ids; }
-std::string Tokenizer::bos_token() const { return parts_->bos ? std::string(token_of(*parts_->bos)) : ""; }
-std::string Tokenizer::eos_token() const { return parts_->eos ? std::string(token_of(*parts_->eos)) : ""; }
-const ChatTemplate* Tokenizer::chat_template() const { return parts_->chat_template ? &*parts_->chat_template : nullptr; }
+std::string Tokenizer::bos_token() const {
+  return parts_->bos ? std::string(token_of(*parts_->bos)) : "";
+}
+std::string Tokenizer::eos_token() const {
+  return parts_->eos ? std::string(token_of(*parts_->eos)) : "";
+}
+const ChatTemplate* Tokenizer::chat_template() const {
+  return parts_->chat_template ? &*parts_->chat_template : nullptr;
+}
 
 std::string StreamDecoder::put(TokenId id) {
-  if (tokenizer_.parts_->bpe.vocabulary.has(id) && !(skip_special_ && tokenizer_.is_special(id))) append_bytes(held_, tokenizer_.token_of(id));
+  if (tokenizer_.parts_->bpe.vocabulary.has(id) && !(skip_special_ && tokenizer_.is_special(id)))
+    append_bytes(held_, tokenizer_.token_of(id));
   const std::size_t whole = complete_prefix(held_);
   std::string out = replace_invalid_utf8(std::string_view(held_).substr(0, whole));
   held_.erase(0, whole);

@@ -86,12 +86,17 @@ void Vocabulary::grow() {
 }
 
 void Vocabulary::add(std::string_view token, TokenId id, const JsonReader& reader) {
-  if (text_.size() + token.size() >= kHole) reader.fail("the tokens must have less than 4 GiB together");
-  if (static_cast<std::size_t>(id) >= names_.size()) names_.resize(static_cast<std::size_t>(id) + 1);
+  if (text_.size() + token.size() >= kHole)
+    reader.fail("the tokens must have less than 4 GiB together");
+  if (static_cast<std::size_t>(id) >= names_.size())
+    names_.resize(static_cast<std::size_t>(id) + 1);
   Name& n = names_[static_cast<std::size_t>(id)];
-  if (n.begin != kHole) reader.fail("each id must have one token, got '" + std::string(name(id)) + "' and '" + std::string(token) + "' for " + std::to_string(id));
+  if (n.begin != kHole)
+    reader.fail("each id must have one token, got '" + std::string(name(id)) + "' and '" +
+                std::string(token) + "' for " + std::to_string(id));
   const std::size_t at = slot(token);
-  if (slots_[at] >= 0) reader.fail("each token must be there once, got '" + std::string(token) + "' twice");
+  if (slots_[at] >= 0)
+    reader.fail("each token must be there once, got '" + std::string(token) + "' twice");
   n = {static_cast<std::uint32_t>(text_.size()), static_cast<std::uint32_t>(token.size())};
   text_ += token;
   slots_[at] = id;
@@ -109,7 +114,8 @@ std::size_t Merges::slot(std::uint64_t pair) const {
 }
 
 void Merges::add(TokenId left, TokenId right, TokenId merged) {
-  const std::uint64_t pair = static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right);
+  const std::uint64_t pair =
+      static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right);
   Merge& m = slots_[slot(pair)];
   count_ += m.pair == kFree ? 1 : 0;
   m = {pair, next_rank_++, merged};
@@ -122,7 +128,8 @@ void Merges::add(TokenId left, TokenId right, TokenId merged) {
 }
 
 const Merges::Merge* Merges::find(TokenId left, TokenId right) const {
-  const Merge& m = slots_[slot(static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right))];
+  const Merge& m =
+      slots_[slot(static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint32_t>(right))];
   return m.pair == kFree ? nullptr : &m;
 }
 
@@ -139,7 +146,9 @@ void Bpe::read(JsonReader& reader) {
     } else if (key == "vocab") {
       for (reader.begin_object(); reader.next_key(token);) {
         const std::int64_t id = reader.integer();
-        if (id < 0 || id >= Vocabulary::kMaxIds) reader.fail("an id must be at least 0 and less than " + std::to_string(Vocabulary::kMaxIds) + ", got " + std::to_string(id));
+        if (id < 0 || id >= Vocabulary::kMaxIds)
+          reader.fail("an id must be at least 0 and less than " +
+                      std::to_string(Vocabulary::kMaxIds) + ", got " + std::to_string(id));
         vocabulary.add(token, static_cast<TokenId>(id), reader);
       }
       has_vocabulary = true;
@@ -154,13 +163,16 @@ void Bpe::read(JsonReader& reader) {
     } else if (key == "ignore_merges") {
       ignore_merges_ = reader.boolean();
     } else if (key == "byte_fallback") {
-      if (reader.boolean()) reader.fail("byte_fallback is not supported: the model must be byte-level");
+      if (reader.boolean())
+        reader.fail("byte_fallback is not supported: the model must be byte-level");
     } else if (key == "dropout") {
       const Json value = Json::read(reader);
-      if (!value.is_null() && value.number() != 0) reader.fail("dropout must be null or 0, got " + value.dump());
+      if (!value.is_null() && value.number() != 0)
+        reader.fail("dropout must be null or 0, got " + value.dump());
     } else if (key == "continuing_subword_prefix" || key == "end_of_word_suffix") {
       const Json value = Json::read(reader);
-      if (!value.is_null() && !value.string().empty()) reader.fail(key + " is not supported, got " + value.dump());
+      if (!value.is_null() && !value.string().empty())
+        reader.fail(key + " is not supported, got " + value.dump());
     } else {
       reader.skip();  // unk_token, fuse_unk: every byte has its token, so nothing is unknown
     }
@@ -172,7 +184,9 @@ void Bpe::read(JsonReader& reader) {
     const char byte = static_cast<char>(b);
     const std::string letter = letters_of({&byte, 1});
     bytes_[static_cast<std::size_t>(b)] = vocabulary.find(letter);
-    if (bytes_[static_cast<std::size_t>(b)] < 0) reader.fail("the model must be byte-level, with a token for each byte; there is none for " + std::to_string(b) + " ('" + letter + "')");
+    if (bytes_[static_cast<std::size_t>(b)] < 0)
+      reader.fail("the model must be byte-level, with a token for each byte; there is none for " +
+                  std::to_string(b) + " ('" + letter + "')");
   }
 }
 
@@ -192,12 +206,16 @@ void Bpe::read_merges(JsonReader& reader) {
     } else {
       reader.read_string(both);
       cut = both.find(' ');
-      if (cut == both.npos || both.find(' ', cut + 1) != both.npos) reader.fail("a merge must be two tokens with a space between, got '" + both + "'");
+      if (cut == both.npos || both.find(' ', cut + 1) != both.npos)
+        reader.fail("a merge must be two tokens with a space between, got '" + both + "'");
       both.erase(cut, 1);
     }
     const std::string_view view = both;
-    const TokenId a = vocabulary.find(view.substr(0, cut)), b = vocabulary.find(view.substr(cut)), c = vocabulary.find(view);
-    if (a < 0 || b < 0 || c < 0) reader.fail("a merge must be of tokens and give a token, got '" + both.substr(0, cut) + "' and '" + both.substr(cut) + "'");
+    const TokenId a = vocabulary.find(view.substr(0, cut)), b = vocabulary.find(view.substr(cut)),
+                  c = vocabulary.find(view);
+    if (a < 0 || b < 0 || c < 0)
+      reader.fail("a merge must be of tokens and give a token, got '" + both.substr(0, cut) +
+                  "' and '" + both.substr(cut) + "'");
     merges_.add(a, b, c);
   }
 }
@@ -230,7 +248,9 @@ void Bpe::merge_short(std::vector<TokenId>& ids, std::size_t begin) const {
     if (best == n) break;
     p[best] = merges[best]->id;
     std::copy(p + best + 2, p + n, p + best + 1);
-    std::copy(merges.begin() + static_cast<std::ptrdiff_t>(best) + 1, merges.begin() + static_cast<std::ptrdiff_t>(n) - 1, merges.begin() + static_cast<std::ptrdiff_t>(best));
+    std::copy(merges.begin() + static_cast<std::ptrdiff_t>(best) + 1,
+              merges.begin() + static_cast<std::ptrdiff_t>(n) - 1,
+              merges.begin() + static_cast<std::ptrdiff_t>(best));
     --n;
     if (best + 1 < n) merges[best] = merges_.find(p[best], p[best + 1]);
     if (best > 0) merges[best - 1] = merges_.find(p[best - 1], p[best]);
@@ -273,7 +293,8 @@ void Bpe::merge_long(std::vector<TokenId>& ids, std::size_t begin) const {
     if (links[top.left].before < n) push(links[top.left].before);
     push(top.left);
   }
-  ids.erase(std::remove(ids.begin() + static_cast<std::ptrdiff_t>(begin), ids.end(), -1), ids.end());
+  ids.erase(std::remove(ids.begin() + static_cast<std::ptrdiff_t>(begin), ids.end(), -1),
+            ids.end());
 }
 
 }  // namespace mlxtape::formats

@@ -18,11 +18,14 @@ class Vocabulary {
   static constexpr TokenId kMaxIds = 1 << 24;
 
   Vocabulary();
-  void add(std::string_view token, TokenId id, const JsonReader& reader);  // fails where either is taken
-  TokenId find(std::string_view token) const;                              // -1: there is none
-  void end_model() { model_end_ = text_.size(); }     // what comes now are added tokens
+  void add(std::string_view token, TokenId id,
+           const JsonReader& reader);                   // fails where either is taken
+  TokenId find(std::string_view token) const;           // -1: there is none
+  void end_model() { model_end_ = text_.size(); }       // what comes now are added tokens
   TokenId find_in_model(std::string_view token) const;  // -1: there is none, or it was added
-  bool has(TokenId id) const { return id >= 0 && id < size() && names_[static_cast<std::size_t>(id)].begin != kHole; }
+  bool has(TokenId id) const {
+    return id >= 0 && id < size() && names_[static_cast<std::size_t>(id)].begin != kHole;
+  }
   std::string_view name(TokenId id) const;  // of one that is there
   TokenId size() const { return static_cast<TokenId>(names_.size()); }
 
@@ -35,8 +38,8 @@ class Vocabulary {
   void grow();
 
   std::string text_;
-  std::vector<Name> names_;      // by id
-  std::vector<TokenId> slots_;   // a power of two of them, at most half full; -1: free
+  std::vector<Name> names_;     // by id
+  std::vector<TokenId> slots_;  // a power of two of them, at most half full; -1: free
   std::size_t count_ = 0, model_end_ = 0;
 };
 
@@ -49,7 +52,8 @@ class Merges {
     TokenId id = -1;
   };
   Merges();
-  void add(TokenId left, TokenId right, TokenId merged);  // later ones have a higher rank; a pair's last rank counts
+  void add(TokenId left, TokenId right,
+           TokenId merged);  // later ones have a higher rank; a pair's last rank counts
   const Merge* find(TokenId left, TokenId right) const;
 
  private:

@@ -10,11 +10,14 @@
 namespace mlxtape::formats {
 namespace {
 
-[[noreturn]] void fail(const std::string& who, const std::string& what) { throw Error(Errc::kIo, who + ": " + what); }
+[[noreturn]] void fail(const std::string& who, const std::string& what) {
+  throw Error(Errc::kIo, who + ": " + what);
+}
 
 const Json& member(const Json& json, const char* key, const std::string& who) {
   const Json* found = json.find(key);
-  if (found == nullptr) fail(who, std::string("'") + key + "' must be given in " + json.dump().substr(0, 200));
+  if (found == nullptr)
+    fail(who, std::string("'") + key + "' must be given in " + json.dump().substr(0, 200));
   return *found;
 }
 
@@ -27,7 +30,8 @@ bool flag(const Json& json, const char* key, bool otherwise) {
 Regex read_pattern(const Json& json, const std::string& who) {
   const Json& pattern = member(json, "pattern", who);
   const Json *text = pattern.find("String"), *regex = pattern.find("Regex");
-  if (text == nullptr && regex == nullptr) fail(who, "a pattern must be a String or a Regex, got " + pattern.dump().substr(0, 200));
+  if (text == nullptr && regex == nullptr)
+    fail(who, "a pattern must be a String or a Regex, got " + pattern.dump().substr(0, 200));
   if (text != nullptr) {
     if (text->string().empty()) fail(who, "a pattern must not be empty");
     return Regex::literal(text->string());
@@ -52,29 +56,43 @@ std::vector<const Json*> steps_of(const Json& json, const char* list, const std:
 
 std::string unicode_form(const UnicodeForm& form, const std::string& text) {
   // Nothing below U+0300 is put together with another, nor taken apart by composing forms.
-  const bool plain = std::none_of(text.begin(), text.end(), [&](char c) { return static_cast<unsigned char>(c) >= (form.compose && !form.compatible ? 0xCC : 0x80); });
+  const bool plain = std::none_of(text.begin(), text.end(), [&](char c) {
+    return static_cast<unsigned char>(c) >= (form.compose && !form.compatible ? 0xCC : 0x80);
+  });
   if (plain) return text;
-  const int options = UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | (form.compatible ? UTF8PROC_COMPAT : 0);
+  const int options =
+      UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | (form.compatible ? UTF8PROC_COMPAT : 0);
   std::vector<utf8proc_int32_t> points;
   for (std::size_t at = 0; at < text.size();) {
     const auto c = static_cast<utf8proc_int32_t>(next_code_point(text, at));
     utf8proc_int32_t parts[32];  // the longest decomposition has 18
-    const utf8proc_ssize_t n = utf8proc_decompose_char(c, parts, 32, static_cast<utf8proc_option_t>(options), nullptr);
-    if (n < 0 || n > 32) throw Error(Errc::kArgument, std::string("tokenizer: a text has no normal form: ") + utf8proc_errmsg(n));
+    const utf8proc_ssize_t n =
+        utf8proc_decompose_char(c, parts, 32, static_cast<utf8proc_option_t>(options), nullptr);
+    if (n < 0 || n > 32)
+      throw Error(Errc::kArgument,
+                  std::string("tokenizer: a text has no normal form: ") + utf8proc_errmsg(n));
     points.insert(points.end(), parts, parts + n);
   }
   // Marks behind a letter are ordered by class. utf8proc would do it too, in a time that is quadratic in their number.
-  const auto class_of = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
+  const auto class_of = [](utf8proc_int32_t c) {
+    return utf8proc_get_property(c)->combining_class;
+  };
   for (auto begin = points.begin(); begin != points.end();) {
-    const auto end = std::find_if(begin, points.end(), [&](utf8proc_int32_t c) { return class_of(c) == 0; });
-    std::stable_sort(begin, end, [&](utf8proc_int32_t a, utf8proc_int32_t b) { return class_of(a) < class_of(b); });
+    const auto end =
+        std::find_if(begin, points.end(), [&](utf8proc_int32_t c) { return class_of(c) == 0; });
+    std::stable_sort(begin, end, [&](utf8proc_int32_t a, utf8proc_int32_t b) {
+      return class_of(a) < class_of(b);
+    });
     begin = end == points.end() ? end : end + 1;
   }
   auto n = static_cast<utf8proc_ssize_t>(points.size());
-  if (form.compose) n = utf8proc_normalize_utf32(points.data(), n, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+  if (form.compose)
+    n = utf8proc_normalize_utf32(
+        points.data(), n, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
   std::string out;
   out.reserve(text.size());
-  for (utf8proc_ssize_t i = 0; i < n; ++i) append_utf8(out, static_cast<char32_t>(points[static_cast<std::size_t>(i)]));
+  for (utf8proc_ssize_t i = 0; i < n; ++i)
+    append_utf8(out, static_cast<char32_t>(points[static_cast<std::size_t>(i)]));
   return out;
 }
 
@@ -94,12 +112,19 @@ struct Run {
   const std::string& text;
   std::string operator()(const UnicodeForm& form) const { return unicode_form(form, text); }
   std::string operator()(const Replace& step) const { return replace_all(step, text); }
-  std::string operator()(const Prepend& step) const { return text.empty() ? text : step.text + text; }
+  std::string operator()(const Prepend& step) const {
+    return text.empty() ? text : step.text + text;
+  }
 };
 
 Split::Behavior behavior_of(const std::string& name, const std::string& who) {
   using B = Split::Behavior;
-  static constexpr std::pair<std::string_view, B> kNames[] = {{"Removed", B::kRemoved}, {"Isolated", B::kIsolated}, {"MergedWithPrevious", B::kMergedWithPrevious}, {"MergedWithNext", B::kMergedWithNext}, {"Contiguous", B::kContiguous}};
+  static constexpr std::pair<std::string_view, B> kNames[] = {
+      {"Removed", B::kRemoved},
+      {"Isolated", B::kIsolated},
+      {"MergedWithPrevious", B::kMergedWithPrevious},
+      {"MergedWithNext", B::kMergedWithNext},
+      {"Contiguous", B::kContiguous}};
   for (const auto& [known, behavior] : kNames) {
     if (name == known) return behavior;
   }
@@ -107,7 +132,8 @@ Split::Behavior behavior_of(const std::string& name, const std::string& who) {
 }
 
 // What GPT-2 cuts words by, and ByteLevel does unless it is told not to.
-constexpr const char* kGpt2Words = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr const char* kGpt2Words =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 // What a word has to Unicode (UTS 18, \w).
 bool is_word(std::string_view character) {
@@ -155,15 +181,22 @@ std::vector<Splitter> read_splitters(const Json& json, const std::string& who) {
   bool bytes = false;
   for (const Json* step : steps_of(json, "pretokenizers", who)) {
     const std::string& type = member(*step, "type", who).string();
-    if (bytes) fail(who, "the pre-tokenizer ByteLevel must be the last one, but " + type + " follows");
+    if (bytes)
+      fail(who, "the pre-tokenizer ByteLevel must be the last one, but " + type + " follows");
     if (type == "Split") {
-      out.emplace_back(Split{read_pattern(*step, who), behavior_of(member(*step, "behavior", who).string(), who), flag(*step, "invert", false)});
+      out.emplace_back(Split{read_pattern(*step, who),
+                             behavior_of(member(*step, "behavior", who).string(), who),
+                             flag(*step, "invert", false)});
     } else if (type == "Digits") {
-      out.emplace_back(Split{Regex("\\p{N}"), flag(*step, "individual_digits", false) ? Split::Behavior::kIsolated : Split::Behavior::kContiguous, false});
+      out.emplace_back(Split{Regex("\\p{N}"),
+                             flag(*step, "individual_digits", false) ? Split::Behavior::kIsolated
+                                                                     : Split::Behavior::kContiguous,
+                             false});
     } else if (type == "ByteLevel") {
       bytes = true;
       if (flag(*step, "add_prefix_space", true)) out.emplace_back(PrefixSpace{});
-      if (flag(*step, "use_regex", true)) out.emplace_back(Split{Regex(kGpt2Words), Split::Behavior::kIsolated, false});
+      if (flag(*step, "use_regex", true))
+        out.emplace_back(Split{Regex(kGpt2Words), Split::Behavior::kIsolated, false});
     } else {
       fail(who, "the pre-tokenizer '" + type + "' is not supported");
     }
@@ -179,13 +212,14 @@ void Words::cut(std::string_view text, std::size_t step) {
   split.pattern.find_all(text, matches);
   out.clear();
   using B = Split::Behavior;
-  bool before = false;      // the piece before was a match
-  bool waiting = false;     // the last piece is a match that the next one is merged with
+  bool before = false;   // the piece before was a match
+  bool waiting = false;  // the last piece is a match that the next one is merged with
   const auto put = [&](std::size_t begin, std::size_t end, bool match) {
     if (begin == end) return;
     match = match != split.invert;
     const bool joins = (split.behavior == B::kContiguous && match == before) ||
-                       (split.behavior == B::kMergedWithPrevious && match && !before) || (split.behavior == B::kMergedWithNext && !match && waiting);
+                       (split.behavior == B::kMergedWithPrevious && match && !before) ||
+                       (split.behavior == B::kMergedWithNext && !match && waiting);
     if (split.behavior == B::kRemoved && match) {
       // nothing is left of it
     } else if (joins && !out.empty()) {
@@ -207,8 +241,11 @@ void Words::cut(std::string_view text, std::size_t step) {
 std::vector<AddedToken> read_added_tokens(const Json& json, const std::string& who) {
   std::vector<AddedToken> out;
   for (const Json& t : json.array()) {
-    out.push_back({static_cast<TokenId>(std::clamp<std::int64_t>(member(t, "id", who).integer(), -1, INT32_MAX)), member(t, "content", who).string(), flag(t, "single_word", false),
-                   flag(t, "lstrip", false), flag(t, "rstrip", false), flag(t, "normalized", true), flag(t, "special", false)});
+    out.push_back({static_cast<TokenId>(
+                       std::clamp<std::int64_t>(member(t, "id", who).integer(), -1, INT32_MAX)),
+                   member(t, "content", who).string(), flag(t, "single_word", false),
+                   flag(t, "lstrip", false), flag(t, "rstrip", false), flag(t, "normalized", true),
+                   flag(t, "special", false)});
   }
   return out;
 }
@@ -216,11 +253,13 @@ std::vector<AddedToken> read_added_tokens(const Json& json, const std::string& w
 void AddedMatcher::add(const AddedToken& token, std::string content) {
   if (content.empty()) return;
   std::vector<Entry>& entries = by_first_[static_cast<unsigned char>(content[0])];
-  const auto at = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.content.size() < content.size(); });
+  const auto at = std::find_if(entries.begin(), entries.end(),
+                               [&](const Entry& e) { return e.content.size() < content.size(); });
   entries.insert(at, {std::move(content), token});
 }
 
-const AddedToken* AddedMatcher::next(std::string_view text, std::size_t& begin, std::size_t& end) const {
+const AddedToken* AddedMatcher::next(std::string_view text, std::size_t& begin,
+                                     std::size_t& end) const {
   for (; begin < text.size(); ++begin) {
     const std::vector<Entry>& entries = by_first_[static_cast<unsigned char>(text[begin])];
     for (const Entry& e : entries) {
@@ -232,12 +271,14 @@ const AddedToken* AddedMatcher::next(std::string_view text, std::size_t& begin, 
   return nullptr;
 }
 
-bool AddedMatcher::widen(const AddedToken& token, std::string_view text, std::size_t done, std::size_t& begin, std::size_t& end) {
+bool AddedMatcher::widen(const AddedToken& token, std::string_view text, std::size_t done,
+                         std::size_t& begin, std::size_t& end) {
   if (token.single_word) {
     const std::size_t left = begin > 0 ? last_begin(text.substr(0, begin)) : 0;
     std::size_t right = end;
     if (right < text.size()) next_code_point(text, right);
-    if (is_word(text.substr(left, begin - left)) || is_word(text.substr(end, right - end))) return false;
+    if (is_word(text.substr(left, begin - left)) || is_word(text.substr(end, right - end)))
+      return false;
   }
   while (token.lstrip && begin > done) {
     const std::size_t before = last_begin(text.substr(0, begin));
@@ -245,7 +286,9 @@ bool AddedMatcher::widen(const AddedToken& token, std::string_view text, std::si
     if (!is_white(next_code_point(text, at))) break;
     begin = std::max(before, done);
   }
-  for (std::size_t at = end; token.rstrip && at < text.size() && is_white(next_code_point(text, at));) end = at;
+  for (std::size_t at = end;
+       token.rstrip && at < text.size() && is_white(next_code_point(text, at));)
+    end = at;
   return true;
 }
 

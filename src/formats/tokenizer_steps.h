@@ -18,7 +18,8 @@ namespace mlxtape::formats {
 // ---- normalizers ----
 
 struct UnicodeForm {
-  bool compose, compatible;  // NFC and NFKC compose; NFKC and NFKD take what is compatible for the same
+  bool compose,
+      compatible;  // NFC and NFKC compose; NFKC and NFKD take what is compatible for the same
 };
 struct Replace {
   Regex pattern;
@@ -48,16 +49,19 @@ std::vector<Splitter> read_splitters(const Json& json, const std::string& who);
 // Calls word(std::string_view) for each word, in order, with steps from `first` on. The word lives during the call.
 class Words {
  public:
-  explicit Words(const std::vector<Splitter>& steps) : steps_(steps), matches_(steps.size()), pieces_(steps.size()) {}
+  explicit Words(const std::vector<Splitter>& steps)
+      : steps_(steps), matches_(steps.size()), pieces_(steps.size()) {}
   template <class Fn>
   void each(std::string_view text, Fn&& word, std::size_t first = 0) {
     if (text.empty()) return;
     if (first == steps_.size()) return word(text);
     if (std::holds_alternative<PrefixSpace>(steps_[first])) {
-      return text[0] == ' ' ? each(text, word, first + 1) : each(" " + std::string(text), word, first + 1);
+      return text[0] == ' ' ? each(text, word, first + 1)
+                            : each(" " + std::string(text), word, first + 1);
     }
     cut(text, first);
-    for (const Regex::Match& piece : pieces_[first]) each(text.substr(piece.first, piece.second - piece.first), word, first + 1);
+    for (const Regex::Match& piece : pieces_[first])
+      each(text.substr(piece.first, piece.second - piece.first), word, first + 1);
   }
 
  private:
@@ -104,7 +108,8 @@ class AddedMatcher {
   };
   const AddedToken* next(std::string_view text, std::size_t& begin, std::size_t& end) const;
   // Over spaces that belong to the token; false: it must be a word of its own and is not.
-  static bool widen(const AddedToken& token, std::string_view text, std::size_t done, std::size_t& begin, std::size_t& end);
+  static bool widen(const AddedToken& token, std::string_view text, std::size_t done,
+                    std::size_t& begin, std::size_t& end);
   std::array<std::vector<Entry>, 256> by_first_;  // the longest first
 };
 

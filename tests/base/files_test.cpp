@@ -99,5 +99,52 @@ TEST_F(Files, AFileThatIsNotThereIsAnError) {
   EXPECT_THROW(read_whole(folder, "test"), Error);
 }
 
+TEST_F(Files, ArePutTogetherFromPieces) {
+  const std::string path = folder / "a";
+  write_whole(path, "old", "test");
+  {
+    WholeFile file(path, "test");
+    file.write("one ");
+    file.write("two");
+    EXPECT_EQ(read_whole(path, "test"), "old");
+    file.commit();
+  }
+  EXPECT_EQ(read_whole(path, "test"), "one two");
+  {
+    WholeFile(path, "test").write("never finished");
+  }
+  EXPECT_EQ(read_whole(path, "test"), "one two");
+  EXPECT_EQ(files(), 1U);
+}
+
+// The name is taken by a folder while the file is being written.
+TEST_F(Files, APlaceThatIsTakenIsAnError) {
+  WholeFile file(folder / "a", "test");
+  file.write("x");
+  fs::create_directories(folder / "a" / "b");
+  EXPECT_THROW(file.commit(), Error);
+  EXPECT_EQ(files(), 1U);
+}
+
+TEST_F(Files, AreMappedAndStayAsTheyAre) {
+  const std::string path = folder / "a";
+  write_whole(path, "some bytes", "test");
+  const MappedFile mapped(path, "test");
+  ASSERT_EQ(mapped.bytes().size(), 10U);
+  EXPECT_EQ(static_cast<char>(mapped.bytes()[5]), 'b');
+  mapped.bytes()[5] = std::byte{'B'};
+  EXPECT_EQ(static_cast<char>(mapped.bytes()[5]), 'B');
+  EXPECT_EQ(read_whole(path, "test"), "some bytes");
+  write_whole(path, "", "test");
+  EXPECT_TRUE(MappedFile(path, "test").bytes().empty());
+  EXPECT_THROW(MappedFile(folder / "none", "test"), Error);
+  try {
+    const MappedFile wrong(folder, "test");
+    FAIL() << "a folder was mapped";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.what(), "test: " + folder.string() + " must be readable, got Is a directory");
+  }
+}
+
 }  // namespace
 }  // namespace mlxtape

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "mlxtape/base/error.h"
+#include "formats/support.h"
 
 namespace mlxtape::formats {
 namespace {
@@ -17,17 +17,6 @@ namespace {
 std::string nested(int depth) {
   return std::string(static_cast<std::size_t>(depth), '[') +
          std::string(static_cast<std::size_t>(depth), ']');
-}
-
-template <class Fn>
-std::string message_of(Fn&& fn, Errc code = Errc::kIo) {
-  try {
-    fn();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), code) << e.what();
-    return e.what();
-  }
-  return "no error";
 }
 
 // ---- differences from another reader, on documents that neither wrote ----

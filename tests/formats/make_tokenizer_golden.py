@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes tokenizer_golden.json: two small vocabularies trained with the pre-tokenizers of Qwen and of Llama 3, variants
+"""Writes golden/tokenizer.json: two small vocabularies trained with the pre-tokenizers of Qwen and of Llama 3, variants
 of them that differ in a step, texts, and the ids that the package `tokenizers` gives.
 
-    python3 tests/formats/make_tokenizer_golden.py > tests/formats/tokenizer_golden.json
+    python3 tests/formats/make_tokenizer_golden.py > tests/formats/golden/tokenizer.json
 """
 import json
 import random

@@ -17,10 +17,13 @@ namespace {
 using Ids = std::vector<TokenId>;
 
 const Json& golden() {
-  static const Json json = Json::parse(read_whole(MLXTAPE_GOLDEN_DIR "/tokenizer_golden.json", "test"), "tokenizer_golden.json");
+  static const Json json =
+      Json::parse(read_whole(MLXTAPE_GOLDEN "/tokenizer.json", "test"), "tokenizer.json");
   return json;
 }
-const Json& vocabulary(const std::string& name) { return *golden().find("vocabularies")->find(name); }
+const Json& vocabulary(const std::string& name) {
+  return *golden().find("vocabularies")->find(name);
+}
 const Tokenizer& tokenizer(const std::string& name) {
   static const Tokenizer qwen = Tokenizer::from_json(vocabulary("qwen").dump(), "qwen");
   static const Tokenizer llama = Tokenizer::from_json(vocabulary("llama").dump(), "llama");
@@ -35,7 +38,8 @@ Ids ids_of(const Json& json) {
 
 // A text of characters that the steps tell apart.
 std::string random_text(std::mt19937& random, int length) {
-  static const std::u32string kPool = U"etaoin ETAOIN  0123\n\r\t'.,s\u0301\u0323\u00a0\u180eéß日本\uD55Cд🙂\U00010348<|im_end|>";
+  static const std::u32string kPool =
+      U"etaoin ETAOIN  0123\n\r\t'.,s\u0301\u0323\u00a0\u180eéß日本\uD55Cд🙂\U00010348<|im_end|>";
   std::string out;
   for (int i = 0; i < length; ++i) append_utf8(out, kPool[random() % kPool.size()]);
   return out;
@@ -47,7 +51,8 @@ TEST(Tokenizer, IdsAsTokenizers) {
       const std::string& text = row.array()[0].string();
       const Ids want = ids_of(row.array()[1]);
       EXPECT_EQ(tokenizer(name).encode(text), want) << name << ": " << row.array()[0].dump();
-      EXPECT_EQ(tokenizer(name).decode(want, true), row.array()[2].string()) << name << ": " << row.array()[0].dump();
+      EXPECT_EQ(tokenizer(name).decode(want, true), row.array()[2].string())
+          << name << ": " << row.array()[0].dump();
     }
   }
 }
@@ -58,14 +63,16 @@ TEST(Tokenizer, StepsAsTokenizers) {
     for (const auto& [key, value] : row.array()[0].object()) json.set(key, value);
     const Tokenizer t = Tokenizer::from_json(json.dump(), "variant");
     for (const Json& c : row.array()[1].array()) {
-      EXPECT_EQ(t.encode(c.array()[0].string()), ids_of(c.array()[1])) << row.array()[0].dump() << ": " << c.array()[0].dump();
+      EXPECT_EQ(t.encode(c.array()[0].string()), ids_of(c.array()[1]))
+          << row.array()[0].dump() << ": " << c.array()[0].dump();
     }
   }
 }
 
 TEST(Tokenizer, DecodesAsTokenizers) {
   for (const Json& row : golden().find("decodes")->array()) {
-    EXPECT_EQ(tokenizer("qwen").decode(ids_of(row.array()[0])), row.array()[1].string()) << row.array()[0].dump();
+    EXPECT_EQ(tokenizer("qwen").decode(ids_of(row.array()[0])), row.array()[1].string())
+        << row.array()[0].dump();
   }
 }
 
@@ -90,8 +97,12 @@ TEST(Tokenizer, SpecialTokensAroundAndSkipped) {
 
   // Behind the text as well.
   Json json = vocabulary("qwen");
-  json.set("post_processor", Json::parse(R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "B"}}, {"Sequence": {"id": "A"}},
-    {"SpecialToken": {"id": "E"}}], "special_tokens": {"B": {"ids": [1, 2]}, "E": {"ids": [3]}}})", "p"));
+  json.set(
+      "post_processor",
+      Json::parse(
+          R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "B"}}, {"Sequence": {"id": "A"}},
+    {"SpecialToken": {"id": "E"}}], "special_tokens": {"B": {"ids": [1, 2]}, "E": {"ids": [3]}}})",
+          "p"));
   EXPECT_EQ(Tokenizer::from_json(json.dump(), "x").encode(""), (Ids{1, 2, 3}));
 }
 
@@ -108,7 +119,8 @@ TEST(Tokenizer, AnyTextComesBack) {
 
 TEST(Tokenizer, BytesThatAreNoTextCountAsReplaced) {
   const Tokenizer& t = tokenizer("qwen");
-  EXPECT_EQ(t.encode("a\xff\xe2\x82z\xc0\x80\xed\xa0\x80"), t.encode("a\ufffd\ufffdz\ufffd\ufffd\ufffd\ufffd\ufffd"));
+  EXPECT_EQ(t.encode("a\xff\xe2\x82z\xc0\x80\xed\xa0\x80"),
+            t.encode("a\ufffd\ufffdz\ufffd\ufffd\ufffd\ufffd\ufffd"));
   std::mt19937 random(4);
   for (int i = 0; i < 500; ++i) {
     std::string bytes(random() % 60, ' ');
@@ -129,10 +141,15 @@ TEST(Tokenizer, LongWordsAndLongTexts) {
   EXPECT_TRUE(std::equal(shorter.begin(), shorter.end() - 2, longer.begin()));
   Ids want;
   for (int i = 0; i < 400; ++i) {
-    const std::string next = " " + std::string(golden().find("cases")->find("qwen")->array()[random() % 12 + 20].array()[0].string()) + "\n";
+    const std::string next =
+        " " +
+        std::string(
+            golden().find("cases")->find("qwen")->array()[random() % 12 + 20].array()[0].string()) +
+        "\n";
     text += next;
   }
-  for (std::size_t at = 0; at < text.size();) {  // line by line: too short for words that were seen before
+  for (std::size_t at = 0;
+       at < text.size();) {  // line by line: too short for words that were seen before
     const std::size_t end = text.find('\n', at) + 1;
     const Ids ids = t.encode(std::string_view(text).substr(at, end - at));
     want.insert(want.end(), ids.begin(), ids.end());
@@ -141,7 +158,8 @@ TEST(Tokenizer, LongWordsAndLongTexts) {
   EXPECT_EQ(t.decode(t.encode(text)), t.decode(want));
   // Each would take minutes if it were quadratic.
   const std::size_t n = 1 << 18;
-  for (const std::string& unit : {std::string("the"), std::string(" "), std::string("\u0301\u0316"), std::string("<"), std::string("日")}) {
+  for (const std::string& unit : {std::string("the"), std::string(" "), std::string("\u0301\u0316"),
+                                  std::string("<"), std::string("日")}) {
     std::string many;
     while (many.size() < n) many += unit;
     const Ids ids = t.encode(many);
@@ -183,7 +201,9 @@ TEST(StreamDecoder, HoldsBackWhatIsNotWhole) {
   EXPECT_EQ(stream.put(*t.id_of("Ļ")), "");
   EXPECT_EQ(stream.put(*t.id_of("Ĥ")), "🙂");
   EXPECT_EQ(stream.put(*t.id_of("ð")), "");
-  EXPECT_EQ(stream.put(*t.id_of("a")), "\ufffd" "a");
+  EXPECT_EQ(stream.put(*t.id_of("a")),
+            "\ufffd"
+            "a");
   EXPECT_EQ(stream.put(*t.id_of("Ã")), "");
   EXPECT_EQ(stream.end(), "\ufffd");
 }
@@ -228,28 +248,46 @@ TEST(Tokenizer, SaysWhatIsWrongInAFile) {
       {"model.end_of_word_suffix", R"("</w>")", "end_of_word_suffix is not supported"},
       {"normalizer", R"({"type": "Lowercase"})", "the normalizer 'Lowercase' is not supported"},
       {"normalizer", R"({"type": "Sequence"})", "'normalizers' must be given"},
-      {"normalizer", R"({"type": "Replace", "pattern": {"Glob": "*"}, "content": ""})", "must be a String or a Regex"},
-      {"normalizer", R"({"type": "Replace", "pattern": {"String": ""}, "content": ""})", "must not be empty"},
-      {"normalizer", R"({"type": "Replace", "pattern": {"Regex": "(a"}, "content": ""})", "byte 2 of '(a'"},
+      {"normalizer", R"({"type": "Replace", "pattern": {"Glob": "*"}, "content": ""})",
+       "must be a String or a Regex"},
+      {"normalizer", R"({"type": "Replace", "pattern": {"String": ""}, "content": ""})",
+       "must not be empty"},
+      {"normalizer", R"({"type": "Replace", "pattern": {"Regex": "(a"}, "content": ""})",
+       "byte 2 of '(a'"},
       {"pre_tokenizer", "null", "must end with ByteLevel"},
-      {"pre_tokenizer", R"({"type": "Metaspace"})", "the pre-tokenizer 'Metaspace' is not supported"},
-      {"pre_tokenizer", R"({"type": "Split", "pattern": {"String": "a"}, "behavior": "Odd"})", "the behavior 'Odd'"},
-      {"pre_tokenizer", R"({"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}, {"type": "Digits"}]})", "must be the last one, but Digits follows"},
+      {"pre_tokenizer", R"({"type": "Metaspace"})",
+       "the pre-tokenizer 'Metaspace' is not supported"},
+      {"pre_tokenizer", R"({"type": "Split", "pattern": {"String": "a"}, "behavior": "Odd"})",
+       "the behavior 'Odd'"},
+      {"pre_tokenizer",
+       R"({"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}, {"type": "Digits"}]})",
+       "must be the last one, but Digits follows"},
       {"pre_tokenizer", "{}", "'type' must be given"},
-      {"post_processor", R"({"type": "BertProcessing"})", "the post-processor 'BertProcessing' is not supported"},
+      {"post_processor", R"({"type": "BertProcessing"})",
+       "the post-processor 'BertProcessing' is not supported"},
       {"post_processor", "{}", "must have a type"},
       {"post_processor", R"({"type": "Sequence"})", "'processors' must be given"},
-      {"post_processor", R"({"type": "TemplateProcessing"})", "must have 'single' and 'special_tokens'"},
-      {"post_processor", R"({"type": "TemplateProcessing", "single": [], "special_tokens": {}})", "must have a Sequence"},
-      {"post_processor", R"({"type": "TemplateProcessing", "single": [{"Sequence": {}}, {"Sequence": {}}], "special_tokens": {}})", "one Sequence, got two"},
-      {"post_processor", R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}], "special_tokens": {}})", "a token of 'special_tokens'"},
-      {"post_processor", R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}], "special_tokens": {"x": {"ids": [5000]}}})", "that of a token, got 5000"},
+      {"post_processor", R"({"type": "TemplateProcessing"})",
+       "must have 'single' and 'special_tokens'"},
+      {"post_processor", R"({"type": "TemplateProcessing", "single": [], "special_tokens": {}})",
+       "must have a Sequence"},
+      {"post_processor",
+       R"({"type": "TemplateProcessing", "single": [{"Sequence": {}}, {"Sequence": {}}], "special_tokens": {}})",
+       "one Sequence, got two"},
+      {"post_processor",
+       R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}], "special_tokens": {}})",
+       "a token of 'special_tokens'"},
+      {"post_processor",
+       R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}], "special_tokens": {"x": {"ids": [5000]}}})",
+       "that of a token, got 5000"},
       {"decoder", "null", "the decoder must be ByteLevel, got null"},
       {"decoder", R"({"type": "WordPiece"})", "the decoder 'WordPiece' is not supported"},
       {"decoder", R"({"type": "Sequence"})", "'decoders' must be given"},
-      {"decoder", R"({"type": "Sequence", "decoders": [{"type": "Strip"}]})", "the decoder 'Strip' is not supported"},
+      {"decoder", R"({"type": "Sequence", "decoders": [{"type": "Strip"}]})",
+       "the decoder 'Strip' is not supported"},
       {"added_tokens", R"([{"content": "x"}])", "'id' must be given"},
-      {"added_tokens", R"([{"id": 9999999999, "content": "x"}])", "an added token's id must be at least 0"},
+      {"added_tokens", R"([{"id": 9999999999, "content": "x"}])",
+       "an added token's id must be at least 0"},
       {"added_tokens", R"([{"id": -5, "content": "x"}])", "an added token's id must be at least 0"},
       {"added_tokens", R"([{"id": 1, "content": "xx"}])", "each id must have one token"},
       {"added_tokens", R"([{"id": 1000, "content": "a"}])", "the id that it has in the vocabulary"},
@@ -259,14 +297,18 @@ TEST(Tokenizer, SaysWhatIsWrongInAFile) {
     Json json = vocabulary("qwen");
     Json* at = &json;
     std::string path = row.path;
-    for (std::size_t dot; (dot = path.find('.')) != path.npos; path.erase(0, dot + 1)) at = const_cast<Json*>(at->find(path.substr(0, dot)));
+    for (std::size_t dot; (dot = path.find('.')) != path.npos; path.erase(0, dot + 1))
+      at = const_cast<Json*>(at->find(path.substr(0, dot)));
     at->erase(path);
     if (*row.value != 0) at->set(path, Json::parse(row.value, "row"));
-    EXPECT_NE(message_of(json).find(row.message), std::string::npos) << row.path << " = " << row.value << "\n  " << message_of(json);
+    EXPECT_NE(message_of(json).find(row.message), std::string::npos)
+        << row.path << " = " << row.value << "\n  " << message_of(json);
   }
   const std::string text = vocabulary("qwen").dump();
-  for (std::size_t cut = 0; cut < text.size(); cut += text.size() / 50) EXPECT_THROW(Tokenizer::from_json(text.substr(0, cut), "f"), Error) << cut;
-  EXPECT_THROW(Tokenizer::from_json(R"({"model": {"vocab": {"a": 0, "a": 1}, "merges": []}})", "f"), Error);
+  for (std::size_t cut = 0; cut < text.size(); cut += text.size() / 50)
+    EXPECT_THROW(Tokenizer::from_json(text.substr(0, cut), "f"), Error) << cut;
+  EXPECT_THROW(Tokenizer::from_json(R"({"model": {"vocab": {"a": 0, "a": 1}, "merges": []}})", "f"),
+               Error);
   EXPECT_THROW(Tokenizer::from_file("/no/such/file"), Error);
 }
 
@@ -276,7 +318,8 @@ TEST(Tokenizer, MergesMayComeBeforeTheTokens) {
   model.erase("vocab");
   model.set("vocab", tokens);
   json.set("model", model);
-  EXPECT_EQ(Tokenizer::from_json(json.dump(), "x").encode("the model there"), tokenizer("qwen").encode("the model there"));
+  EXPECT_EQ(Tokenizer::from_json(json.dump(), "x").encode("the model there"),
+            tokenizer("qwen").encode("the model there"));
 }
 
 class TokenizerFolder : public ::testing::Test {
@@ -288,7 +331,9 @@ class TokenizerFolder : public ::testing::Test {
     write("tokenizer.json", vocabulary("llama").dump());
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
-  void write(const std::string& name, const std::string& text) { write_whole(folder_ / name, text, "test"); }
+  void write(const std::string& name, const std::string& text) {
+    write_whole(folder_ / name, text, "test");
+  }
   Tokenizer load() const { return Tokenizer::from_directory(folder_); }
   std::string message() const {
     try {
@@ -313,14 +358,18 @@ TEST_F(TokenizerFolder, AllButTokenizerJsonMayBeAbsent) {
 }
 
 TEST_F(TokenizerFolder, ConfigsAreRead) {
-  write("tokenizer_config.json", R"({"bos_token": {"content": "<|begin|>"}, "eos_token": "<|end|>", "pad_token": null, "chat_template": "one"})");
+  write(
+      "tokenizer_config.json",
+      R"({"bos_token": {"content": "<|begin|>"}, "eos_token": "<|end|>", "pad_token": null, "chat_template": "one"})");
   const Tokenizer one = load();
   EXPECT_EQ(one.bos_token(), "<|begin|>");
   EXPECT_EQ(one.bos_id(), one.id_of("<|begin|>"));
   EXPECT_EQ(one.eos_ids(), Ids{*one.id_of("<|end|>")});
   EXPECT_EQ(one.chat_template()->text(), "one");
 
-  write("tokenizer_config.json", R"({"eos_token": "<|end|>", "pad_token": "<|end|>", "chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "two"}]})");
+  write(
+      "tokenizer_config.json",
+      R"({"eos_token": "<|end|>", "pad_token": "<|end|>", "chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "two"}]})");
   write("generation_config.json", R"({"eos_token_id": 7})");
   const Tokenizer two = load();
   EXPECT_EQ(two.chat_template()->text(), "two");

@@ -41,17 +41,19 @@ class Tokenizer {
   std::vector<TokenId> encode(std::string_view text, bool add_special_tokens = true) const;
   std::string decode(std::span<const TokenId> ids, bool skip_special = false) const;
 
-  std::string_view token_of(TokenId id) const;               // as in the file; throws kArgument where there is none
+  std::string_view token_of(
+      TokenId id) const;  // as in the file; throws kArgument where there is none
   std::optional<TokenId> id_of(std::string_view token) const;  // a token as in the file
   bool is_special(TokenId id) const;
   TokenId vocabulary_size() const;  // the largest id and one
 
   std::optional<TokenId> bos_id() const;
   std::optional<TokenId> pad_id() const;
-  const std::vector<TokenId>& eos_ids() const;  // any of them ends a text; empty where none is known
-  std::string bos_token() const;                // "" where there is none: what a chat template wants
-  std::string eos_token() const;                // the config's
-  const ChatTemplate* chat_template() const;    // null where there is none
+  const std::vector<TokenId>& eos_ids()
+      const;                                  // any of them ends a text; empty where none is known
+  std::string bos_token() const;              // "" where there is none: what a chat template wants
+  std::string eos_token() const;              // the config's
+  const ChatTemplate* chat_template() const;  // null where there is none
 
  private:
   friend class StreamDecoder;

@@ -1,0 +1,80 @@
+// Model directories as mlx-lm reads and writes them: config.json, the weights in model*.safetensors, and what else a
+// model needs (tokenizer, chat template, ...).
+//
+// Errors are kIo and name the folder, file or tensor.
+//
+// Threads    ModelFiles may be used from any thread at any time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "mlxtape/formats/json.h"
+#include "mlxtape/formats/safetensors.h"
+
+namespace mlxtape::formats {
+
+// The weights of every model*.safetensors in a folder, or those of one file, by name. The same name in two files is an error.
+// Opening reads headers alone: the data is read from the disk when it is used.
+class ModelFiles {
+ public:
+  explicit ModelFiles(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  const std::vector<std::string>& names() const { return names_; }  // sorted
+  bool has(std::string_view name) const { return file_of_.find(name) != file_of_.end(); }
+  const TensorInfo& info(std::string_view name) const { return file(name).info(name); }
+  Tensor tensor(std::string_view name) const {
+    return file(name).tensor(name);
+  }  // in place, as SafetensorsFile's
+  std::size_t total_bytes() const { return total_bytes_; }
+  const std::vector<SafetensorsFile>& files() const { return files_; }  // sorted by name
+
+ private:
+  const SafetensorsFile& file(std::string_view name) const;
+
+  std::string path_;
+  std::vector<SafetensorsFile> files_;
+  std::map<std::string, std::size_t, std::less<>> file_of_;
+  std::vector<std::string> names_;
+  std::size_t total_bytes_ = 0;
+};
+
+// folder/config.json, an object.
+Json read_model_config(const std::string& folder);
+
+struct ModelToSave {
+  std::vector<NamedTensor> tensors;  // on any devices
+  Json config = Json::Object{};      // an object
+  // Files of the folder `source` whose names fit one of these patterns (* any text, ? one character) come along. Empty: none.
+  std::string source;
+  std::vector<std::string> companions = {"tokenizer*",
+                                         "special_tokens_map.json",
+                                         "added_tokens.json",
+                                         "vocab.json",
+                                         "merges.txt",
+                                         "*.jinja",
+                                         "*.tiktoken",
+                                         "generation_config.json",
+                                         "chat_template.json",
+                                         "preprocessor_config.json",
+                                         "*.py"};
+  // What the index gives as total_parameters; by default the number of elements. Packed weights have more.
+  std::optional<std::int64_t> parameters;
+  std::size_t shard_bytes = std::size_t{5} << 30U;
+};
+
+// Writes config.json, the weights (model.safetensors, or model-00001-of-0000N.safetensors: filled in the order of
+// `tensors` to at most shard_bytes each, unless one tensor has more), model.safetensors.index.json and the companions.
+//
+// The folder is made beside its place and renamed when all of it is on the disk. A folder that is not empty is refused; with
+// `replace` it is taken away once the new one is complete, if it is a model's (holds config.json). After an error everything is
+// as it was; if the machine stops between the two renames, the old folder lies beside its place, its name ending in .old.
+void save_model(const std::string& folder, const ModelToSave& model, bool replace = false);
+
+}  // namespace mlxtape::formats

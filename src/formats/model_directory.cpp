@@ -1,0 +1,206 @@
+#include "mlxtape/formats/model_directory.h"
+
+#include <fnmatch.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <filesystem>
+#include <span>
+
+#include "mlxtape/base/error.h"
+#include "mlxtape/base/files.h"
+
+namespace mlxtape::formats {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kWho = "model directory";
+constexpr const char* kConfig = "config.json";
+constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char* kWeights = "model*.safetensors";
+
+[[noreturn]] void fail(const std::string& what, Errc code = Errc::kIo) {
+  throw Error(code, std::string(kWho) + ": " + what);
+}
+
+bool fits(const std::string& name, const std::string& pattern) {
+  return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+}
+
+// The names in a folder but those of folders, sorted. A link to nothing is one: who opens it will say so.
+std::vector<std::string> files_of(const fs::path& folder) {
+  std::error_code reason;
+  std::vector<std::string> names;
+  for (fs::directory_iterator it(folder, reason), end; !reason && it != end; it.increment(reason)) {
+    std::error_code nothing;
+    if (!it->is_directory(nothing)) names.push_back(it->path().filename().string());
+  }
+  if (reason) fail(folder.string() + " must be a folder that can be read, got " + reason.message());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace
+
+// ---- reading ----
+
+ModelFiles::ModelFiles(const std::string& path) : path_(path) {
+  std::error_code reason;
+  if (fs::is_directory(path, reason)) {
+    for (const std::string& name : files_of(path)) {
+      if (fits(name, kWeights)) files_.emplace_back((fs::path(path) / name).string());
+    }
+    if (files_.empty()) fail(path + " must hold " + kWeights + ", got none");
+  } else {
+    files_.emplace_back(path);
+  }
+  for (std::size_t i = 0; i < files_.size(); ++i) {
+    for (const std::string& name : files_[i].names()) {
+      const auto [place, is_new] = file_of_.try_emplace(name, i);
+      if (!is_new) {
+        fail("tensor \"" + name + "\" must be in one file, got " + files_[place->second].path() +
+             " and " + files_[i].path());
+      }
+      total_bytes_ += files_[i].info(name).bytes;
+    }
+  }
+  for (const auto& [name, index] : file_of_) names_.push_back(name);
+}
+
+const SafetensorsFile& ModelFiles::file(std::string_view name) const {
+  const auto found = file_of_.find(name);
+  if (found == file_of_.end())
+    fail(path_ + " must hold tensor \"" + std::string(name) + "\", got no such name");
+  return files_[found->second];
+}
+
+Json read_model_config(const std::string& folder) {
+  const std::string path = (fs::path(folder) / kConfig).string();
+  Json config = Json::parse(read_whole(path, kWho), std::string(kWho) + ": " + path);
+  if (!config.is_object()) fail(path + " must be an object, got another value");
+  return config;
+}
+
+// ---- writing ----
+
+namespace {
+
+using Shard = std::span<const NamedTensor>;
+
+std::vector<Shard> shards_of(const std::vector<NamedTensor>& tensors, std::size_t limit) {
+  std::vector<Shard> shards;
+  std::size_t begin = 0;
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (i > begin && bytes + tensors[i].tensor.bytes() > limit) {
+      shards.emplace_back(tensors.data() + begin, i - begin);
+      begin = i;
+      bytes = 0;
+    }
+    bytes += tensors[i].tensor.bytes();
+  }
+  shards.emplace_back(tensors.data() + begin, tensors.size() - begin);
+  return shards;
+}
+
+std::string shard_name(std::size_t number, std::size_t count) {
+  if (count == 1) return "model.safetensors";
+  std::string name(64, '\0');
+  name.resize(static_cast<std::size_t>(
+      std::snprintf(name.data(), name.size(), "model-%05zu-of-%05zu.safetensors", number, count)));
+  return name;
+}
+
+void write_model(const fs::path& folder, const ModelToSave& model) {
+  const std::vector<Shard> shards = shards_of(model.tensors, model.shard_bytes);
+  std::int64_t bytes = 0;
+  std::int64_t elements = 0;
+  std::map<std::string, Json> weight_map;
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    const std::string name = shard_name(i + 1, shards.size());
+    for (const NamedTensor& item : shards[i]) {
+      bytes += static_cast<std::int64_t>(item.tensor.bytes());
+      elements += item.tensor.size();
+      if (!weight_map.emplace(item.name, name).second) {
+        fail("tensor \"" + item.name + "\" must come once", Errc::kArgument);
+      }
+    }
+    write_safetensors((folder / name).string(), shards[i], {{"format", "mlx"}});
+  }
+  const Json index = Json::Object{
+      {"metadata", Json::Object{{"total_size", bytes},
+                                {"total_parameters", model.parameters.value_or(elements)}}},
+      {"weight_map", Json::Object(weight_map.begin(), weight_map.end())}};
+  write_whole((folder / kIndex).string(), index.dump(4, true), kWho);
+  write_whole((folder / kConfig).string(), model.config.dump(4, true), kWho);
+  if (model.source.empty()) return;
+  for (const std::string& name : files_of(model.source)) {
+    const bool wanted =
+        std::any_of(model.companions.begin(), model.companions.end(),
+                    [&](const std::string& pattern) { return fits(name, pattern); });
+    const bool ours = name == kConfig || name == kIndex || fits(name, kWeights);
+    if (!wanted || ours) continue;
+    write_whole((folder / name).string(),
+                read_whole((fs::path(model.source) / name).string(), kWho), kWho);
+  }
+}
+
+// A new folder beside the target; taken away again unless it was renamed.
+struct Aside {
+  fs::path path;
+
+  explicit Aside(const fs::path& target) {
+    static std::atomic<unsigned> number{0};
+    std::error_code reason;
+    fs::create_directories(target.parent_path(), reason);
+    do {
+      path = target.string() + ".tmp" + std::to_string(getpid()) + "." +
+             std::to_string(number.fetch_add(1));
+    } while (!reason && !fs::create_directory(path, reason));
+    if (reason) fail(target.string() + " must be writable, got " + reason.message());
+  }
+  Aside(const Aside&) = delete;
+  Aside& operator=(const Aside&) = delete;
+  ~Aside() {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+};
+
+}  // namespace
+
+void save_model(const std::string& folder, const ModelToSave& model, bool replace) {
+  if (!model.config.is_object()) fail("the configuration must be an object", Errc::kArgument);
+  std::error_code reason;
+  fs::path target =
+      fs::weakly_canonical(fs::absolute(folder, reason), reason);  // a link to a folder stays one
+  if (target.filename().empty()) target = target.parent_path();    // out/
+  const fs::file_status there = fs::status(target, reason);
+  const bool exists = fs::exists(there);
+  if (exists && !fs::is_directory(there)) fail(folder + " must be a folder, got a file");
+  const bool occupied = exists && !fs::is_empty(target, reason);
+  if (occupied && !replace)
+    fail(folder + " must be empty or absent, got a folder that holds something");
+  if (occupied && !fs::exists(target / kConfig, reason)) {
+    fail(folder + " must hold config.json to be replaced, got a folder of something else");
+  }
+
+  const Aside aside(target);
+  write_model(aside.path, model);
+  const fs::path old = aside.path.string() + ".old";
+  reason.clear();
+  if (occupied) fs::rename(target, old, reason);
+  if (!reason) fs::rename(aside.path, target, reason);
+  if (reason) {
+    std::error_code ignored;  // nothing to bring back, if it was the first of the two that failed
+    if (occupied) fs::rename(old, target, ignored);
+    fail(folder + " must be writable, got " + reason.message());
+  }
+  sync_folder(target.parent_path().string(), kWho);
+  if (occupied) fs::remove_all(old, reason);
+}
+
+}  // namespace mlxtape::formats

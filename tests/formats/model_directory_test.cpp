@@ -1,0 +1,245 @@
+#include "mlxtape/formats/model_directory.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <csignal>
+#include <functional>
+
+#include "formats/support.h"
+#include "mlxtape/core/device.h"
+
+namespace mlxtape::formats {
+namespace {
+
+namespace fs = std::filesystem;
+
+// count floats: first, first + 1, ...
+Tensor floats(std::int64_t count, float first) {
+  const Tensor t = Device::cpu().zeros({count}, DType::kF32);
+  for (float& value : t.host<float>()) value = first++;
+  return t;
+}
+
+ModelToSave small_model() {
+  ModelToSave model;
+  model.tensors = {{"b", floats(4, 1)},
+                   {"a", floats(2, 5)},
+                   {"c", floats(3, 7)},
+                   {"d", floats(10, 10)},
+                   {"e", floats(1, 20)}};
+  model.config =
+      Json::Object{{"vocab_size", 7}, {"model_type", "qwen3_next"}, {"rms_norm_eps", 1e-6}};
+  return model;
+}
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string said(const TempFolder& folder, const std::function<void()>& call,
+                 Errc code = Errc::kIo) {
+  return message_of(call, code, folder / "");
+}
+
+TEST(ModelDirectory, OneFileOrShards) {
+  const TempFolder folder;
+  ModelToSave model = small_model();
+  save_model(folder / "one", model);
+  EXPECT_EQ(names_in(folder / "one"), (std::vector<std::string>{"config.json", "model.safetensors",
+                                                                "model.safetensors.index.json"}));
+  model.shard_bytes = 24;  // b and a; c; d, which has more; e
+  model.parameters = 123;
+  save_model(folder / "deep/er/four/", model);
+  const fs::path four = folder / "deep/er/four";
+  EXPECT_EQ(names_in(four),
+            (std::vector<std::string>{
+                "config.json", "model-00001-of-00004.safetensors",
+                "model-00002-of-00004.safetensors", "model-00003-of-00004.safetensors",
+                "model-00004-of-00004.safetensors", "model.safetensors.index.json"}));
+  EXPECT_EQ(names_in(folder / "deep/er").size(), 1U);
+  EXPECT_EQ(read_whole(four / "config.json", "test"),
+            "{\n    \"model_type\": \"qwen3_next\",\n    \"rms_norm_eps\": 1e-06,\n    "
+            "\"vocab_size\": 7\n}");
+  EXPECT_EQ(read_whole(four / "model.safetensors.index.json", "test"), R"({
+    "metadata": {
+        "total_parameters": 123,
+        "total_size": 80
+    },
+    "weight_map": {
+        "a": "model-00001-of-00004.safetensors",
+        "b": "model-00001-of-00004.safetensors",
+        "c": "model-00002-of-00004.safetensors",
+        "d": "model-00003-of-00004.safetensors",
+        "e": "model-00004-of-00004.safetensors"
+    }
+})");
+  const Json index =
+      Json::parse(read_whole(folder / "one/model.safetensors.index.json", "test"), "index");
+  EXPECT_EQ(index.find("metadata")->find("total_parameters")->integer(), 20);
+
+  for (const std::string path : {"one", "one/model.safetensors", "deep/er/four"}) {
+    const ModelFiles files(folder / path);
+    EXPECT_EQ(files.names(), (std::vector<std::string>{"a", "b", "c", "d", "e"}));
+    EXPECT_EQ(files.total_bytes(), 80U);
+    EXPECT_EQ(files.files().size(), path == "deep/er/four" ? 4U : 1U);
+    EXPECT_EQ(files.files()[0].metadata().at("format"), "mlx");
+    EXPECT_TRUE(files.has("d"));
+    EXPECT_FALSE(files.has("f"));
+    EXPECT_EQ(files.info("d").shape, Shape{10});
+    for (const NamedTensor& item : model.tensors) {
+      const auto got = files.tensor(item.name).host<float>();
+      const auto want = item.tensor.host<float>();
+      EXPECT_TRUE(std::equal(got.begin(), got.end(), want.begin(), want.end())) << item.name;
+    }
+  }
+  EXPECT_EQ(read_model_config(folder / "one").find("vocab_size")->integer(), 7);
+}
+
+TEST(ModelDirectory, TakesEveryFileThatIsNamedLikeWeights) {
+  const TempFolder folder;
+  const auto write = [&](const std::string& name, const std::string& tensor) {
+    write_safetensors(folder / name, std::vector<NamedTensor>{{tensor, floats(1, 1)}});
+  };
+  write("model.safetensors", "a");
+  write("model-extra.safetensors", "b");
+  write("adapter.safetensors", "c");
+  write("model.safetensors.tmp1", "d");
+  fs::create_directory(folder / "model-folder.safetensors");
+  EXPECT_EQ(ModelFiles(folder.path).names(), (std::vector<std::string>{"a", "b"}));
+  write("model-twice.safetensors", "a");
+  EXPECT_EQ(said(folder, [&] { ModelFiles files(folder.path); }),
+            "model directory: tensor \"a\" must be in one file, got model-twice.safetensors and "
+            "model.safetensors");
+}
+
+TEST(ModelDirectory, SaysWhatIsMissing) {
+  const TempFolder folder;
+  fs::create_directory(folder / "m");
+  EXPECT_EQ(said(folder, [&] { ModelFiles files(folder / "m"); }),
+            "model directory: m must hold model*.safetensors, got none");
+  EXPECT_EQ(said(folder, [&] { ModelFiles files(folder / "none"); }),
+            "safetensors: none must be readable, got No such file or directory");
+  EXPECT_EQ(said(folder, [&] { read_model_config(folder / "m"); }),
+            "model directory: m/config.json must be readable, got No such file or directory");
+  put(folder / "m/config.json", "[]");
+  EXPECT_EQ(said(folder, [&] { read_model_config(folder / "m"); }),
+            "model directory: m/config.json must be an object, got another value");
+  put(folder / "m/config.json", "{");
+  EXPECT_EQ(said(folder, [&] { read_model_config(folder / "m"); }),
+            "model directory: m/config.json: byte 1: must be a key, got the end of the text");
+  fs::create_symlink("gone", folder / "m/model-1.safetensors");  // a download that is not complete
+  EXPECT_EQ(said(folder, [&] { ModelFiles files(folder / "m"); }),
+            "safetensors: m/model-1.safetensors must be readable, got No such file or directory");
+  save_model(folder / "good", small_model());
+  const ModelFiles files(folder / "good");
+  EXPECT_EQ(said(folder, [&] { files.tensor("x"); }),
+            "model directory: good must hold tensor \"x\", got no such name");
+}
+
+TEST(ModelDirectory, CompanionsComeAlong) {
+  const TempFolder folder;
+  fs::create_directories(folder / "from/tokenizer_folder");
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json",
+        "config.json", "model.safetensors", "model.safetensors.index.json", "README.md"}) {
+    put(folder / "from/" + name, std::string("bytes of ") + name);
+  }
+  fs::create_symlink("README.md", folder / "from/special_tokens_map.json");
+  ModelToSave model = small_model();
+  model.source = folder / "from";
+  save_model(folder / "to", model);
+  EXPECT_EQ(names_in(folder / "to"),
+            (std::vector<std::string>{"chat_template.jinja", "config.json",
+                                      "generation_config.json", "model.safetensors",
+                                      "model.safetensors.index.json", "special_tokens_map.json",
+                                      "tokenizer.json", "tokenizer_config.json"}));
+  EXPECT_EQ(read_whole(folder / "to/tokenizer.json", "test"), "bytes of tokenizer.json");
+  EXPECT_EQ(read_whole(folder / "to/special_tokens_map.json", "test"), "bytes of README.md");
+  EXPECT_FALSE(fs::is_symlink(folder / "to/special_tokens_map.json"));
+  EXPECT_EQ(ModelFiles(folder / "to").total_bytes(), 80U);
+  model.companions = {"*"};  // all but what is written anew
+  save_model(folder / "all", model);
+  EXPECT_EQ(names_in(folder / "all").size(), 9U);
+  EXPECT_EQ(read_model_config(folder / "all").dump(), model.config.dump(-1, true));
+  model.source = folder / "none";
+  EXPECT_EQ(
+      said(folder, [&] { save_model(folder / "new", model); }),
+      "model directory: none must be a folder that can be read, got No such file or directory");
+  EXPECT_EQ(names_in(folder.path), (std::vector<std::string>{"all", "from", "to"}));
+}
+
+TEST(ModelDirectory, AFolderIsReplacedOnlyWhenAsked) {
+  const TempFolder folder;
+  ModelToSave model = small_model();
+  fs::create_directory(folder / "m");
+  save_model(folder / "m", model);  // an empty one is as good as none
+  put(folder / "m/note", "x");
+  const ModelFiles old(folder / "m");
+  const Tensor in_use = old.tensor("b");
+  model.tensors = {{"new", in_use}};
+  EXPECT_EQ(said(folder, [&] { save_model(folder / "m", model); }),
+            "model directory: m must be empty or absent, got a folder that holds something");
+  EXPECT_TRUE(fs::exists(folder / "m/note"));
+  fs::create_directory_symlink("m", folder / "link");
+  save_model(folder / "link", model, true);
+  EXPECT_TRUE(fs::is_symlink(folder / "link"));
+  EXPECT_FALSE(fs::exists(folder / "m/note"));
+  EXPECT_EQ(ModelFiles(folder / "m").names(), (std::vector<std::string>{"new"}));
+  EXPECT_EQ(ModelFiles(folder / "m").tensor("new").host<float>()[3], 4);
+  EXPECT_EQ(in_use.host<float>()[3], 4);  // its file is gone, its bytes are not
+  EXPECT_EQ(folder.files(), 2U);
+
+  fs::create_directory(folder / "work");
+  put(folder / "work/thesis", "x");
+  EXPECT_EQ(
+      said(folder, [&] { save_model(folder / "work", model, true); }),
+      "model directory: work must hold config.json to be replaced, got a folder of something else");
+  EXPECT_EQ(said(folder, [&] { save_model(folder / "work/thesis", model, true); }),
+            "model directory: work/thesis must be a folder, got a file");
+  EXPECT_EQ(said(folder, [&] { save_model(folder / "work/thesis/m", model); }),
+            "model directory: work/thesis/m must be writable, got Not a directory");
+  EXPECT_EQ(folder.files(), 3U);
+  EXPECT_EQ(names_in(folder / "work").size(), 1U);
+}
+
+TEST(ModelDirectory, AFailedSaveLeavesWhatWasThere) {
+  const TempFolder folder;
+  ModelToSave model = small_model();
+  save_model(folder / "m", model);
+  const auto before = read_whole(folder / "m/model.safetensors", "test");
+  model.tensors = {{"first", floats(2, 1)}, {"large", floats(5000, 1)}};
+  model.shard_bytes = 8;  // the first file can be written, the second cannot
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  rlimit small = limit;
+  small.rlim_cur = 1000;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const std::string replaced = said(folder, [&] { save_model(folder / "m", model, true); });
+  const std::string fresh = said(folder, [&] { save_model(folder / "n", model); });
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  std::signal(SIGXFSZ, SIG_DFL);
+  EXPECT_NE(replaced.find("must be writable, got File too large"), std::string::npos) << replaced;
+  EXPECT_NE(fresh.find("must be writable, got File too large"), std::string::npos) << fresh;
+  EXPECT_EQ(folder.files(), 1U);
+  EXPECT_EQ(read_whole(folder / "m/model.safetensors", "test"), before);
+
+  model = small_model();
+  model.tensors.push_back(model.tensors[0]);
+  EXPECT_EQ(said(
+                folder, [&] { save_model(folder / "n", model); }, Errc::kArgument),
+            "model directory: tensor \"b\" must come once");
+  model.config = 3;
+  EXPECT_EQ(said(
+                folder, [&] { save_model(folder / "n", model); }, Errc::kArgument),
+            "model directory: the configuration must be an object");
+  EXPECT_EQ(folder.files(), 1U);
+}
+
+}  // namespace
+}  // namespace mlxtape::formats
