@@ -7,7 +7,7 @@
 #   ONLY=text scripts/faults.sh ...      only the faults whose description holds the text
 #
 # tests/faults/<op>.faults runs that op's tests (op_tests), core.faults runs unit_tests, nn.faults those of the
-# blocks, formats.faults runs formats_tests. In these files
+# blocks, formats.faults and formats_text.faults run formats_tests. In these files
 #
 #   file   src/ops/x/x.cpu.cpp     of the faults that follow
 #   fault  what is wrong           one line
@@ -184,11 +184,11 @@ suites_of() { # name
 prepare() { # name
   program=op_tests flags=--gtest_throw_on_failure  # stops at the first failure
   local ops=$1
-  if [ "$1" = core ] || [ "$1" = nn ] || [ "$1" = formats ]; then
+  if [ "$1" = core ] || [ "$1" = nn ] || [[ $1 == formats* ]]; then
     program=unit_tests flags=  # some of these tests expect failures
     filter='*'
     local folders='base core backends support tape nn'
-    if [ "$1" = formats ]; then program=formats_tests folders='support formats'; fi
+    if [[ $1 == formats* ]]; then program=formats_tests folders='support formats'; fi
     if [ "$1" = nn ]; then
       filter=$(for file in "$copy"/tests/nn/*_test.cpp; do suites_of "$(basename "$file" _test.cpp)"; done | paste -sd :)-*Wide*  # slow, and see no more
     fi

@@ -18,6 +18,7 @@
 #include "mlxtape/formats/json.h"
 #include "mlxtape/formats/model_directory.h"
 #include "mlxtape/formats/safetensors.h"
+#include "mlxtape/formats/tokenizer.h"
 #include "mlxtape/jobs/generate.h"
 #include "mlxtape/jobs/sampler.h"
 #include "mlxtape/models/config.h"

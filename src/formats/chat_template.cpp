@@ -21,8 +21,10 @@ Error at_line(const std::string& source, int line, const char* what) {
 
 }  // namespace
 
-ChatTemplate::ChatTemplate(std::string_view text, std::string source) : text_(text), source_(std::move(source)) {
-  if (!is_valid_utf8(text_)) throw Error(Errc::kArgument, source_ + ": a chat template must be valid UTF-8");
+ChatTemplate::ChatTemplate(std::string_view text, std::string source)
+    : text_(text), source_(std::move(source)) {
+  if (!is_valid_utf8(text_))
+    throw Error(Errc::kArgument, source_ + ": a chat template must be valid UTF-8");
   try {
     parsed_ = std::make_shared<const ParsedTemplate>(ParsedTemplate{jinja::parse(text_)});
   } catch (const jinja::Syntax& s) {
@@ -33,7 +35,8 @@ ChatTemplate::ChatTemplate(std::string_view text, std::string source) : text_(te
 std::string ChatTemplate::render(const Json& messages, const ChatOptions& options) const {
   using jinja::Value;
   if (!messages.is_array()) throw Error(Errc::kArgument, source_ + ": messages must be an array");
-  if (!options.variables.is_null() && !options.variables.is_object()) throw Error(Errc::kArgument, source_ + ": variables must be an object");
+  if (!options.variables.is_null() && !options.variables.is_object())
+    throw Error(Errc::kArgument, source_ + ": variables must be an object");
   jinja::Runner runner(options.max_steps, options.now.value_or(std::time(nullptr)));
   try {
     jinja::Scope globals{nullptr};
@@ -44,7 +47,8 @@ std::string ChatTemplate::render(const Json& messages, const ChatOptions& option
     globals.set("bos_token", options.bos_token);
     globals.set("eos_token", options.eos_token);
     if (options.variables.is_object()) {
-      for (const auto& [key, value] : options.variables.object()) globals.set(key, Value::from(value));
+      for (const auto& [key, value] : options.variables.object())
+        globals.set(key, Value::from(value));
     }
     return runner.run(parsed_->body, std::move(globals.names));
   } catch (const jinja::Fault& f) {

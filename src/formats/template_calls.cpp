@@ -9,14 +9,27 @@
 namespace mlxtape::formats::jinja {
 namespace {
 
-constexpr std::string_view kFunctions[] = {"namespace", "range", "dict", "raise_exception", "strftime_now"};
+constexpr std::string_view kFunctions[] = {"namespace", "range", "dict", "raise_exception",
+                                           "strftime_now"};
 constexpr std::int64_t kMaxRange = 100'000;
 
 // Python's methods by type: all of them, since a method hides a member of that name. Those that are not in
 // call_method are refused when they are called.
-constexpr std::string_view kDictMethods[] = {"items", "keys", "values", "get", "clear", "copy", "fromkeys", "pop", "popitem", "setdefault", "update"};
-constexpr std::string_view kListMethods[] = {"append", "clear", "copy", "count", "extend", "index", "insert", "pop", "remove", "reverse", "sort"};
-constexpr std::string_view kStringMethods[] = {"capitalize", "casefold", "center", "count", "encode", "endswith", "expandtabs", "find", "format", "format_map", "index", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper", "join", "ljust", "lower", "lstrip", "maketrans", "partition", "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "translate", "upper", "zfill"};
+constexpr std::string_view kDictMethods[] = {"items",   "keys",       "values",   "get",
+                                             "clear",   "copy",       "fromkeys", "pop",
+                                             "popitem", "setdefault", "update"};
+constexpr std::string_view kListMethods[] = {"append", "clear",   "copy",   "count",
+                                             "extend", "index",   "insert", "pop",
+                                             "remove", "reverse", "sort"};
+constexpr std::string_view kStringMethods[] = {
+    "capitalize",   "casefold",    "center",    "count",      "encode",       "endswith",
+    "expandtabs",   "find",        "format",    "format_map", "index",        "isalnum",
+    "isalpha",      "isascii",     "isdecimal", "isdigit",    "isidentifier", "islower",
+    "isnumeric",    "isprintable", "isspace",   "istitle",    "isupper",      "join",
+    "ljust",        "lower",       "lstrip",    "maketrans",  "partition",    "removeprefix",
+    "removesuffix", "replace",     "rfind",     "rindex",     "rjust",        "rpartition",
+    "rsplit",       "rstrip",      "split",     "splitlines", "startswith",   "strip",
+    "swapcase",     "title",       "translate", "upper",      "zfill"};
 
 template <std::size_t N>
 bool among(const std::string_view (&names)[N], std::string_view name) {
@@ -24,7 +37,8 @@ bool among(const std::string_view (&names)[N], std::string_view name) {
 }
 
 bool is_method(const Value& of, const std::string& name) {
-  return (of.is_dict() && among(kDictMethods, name)) || (of.is_string() && among(kStringMethods, name)) ||
+  return (of.is_dict() && among(kDictMethods, name)) ||
+         (of.is_string() && among(kStringMethods, name)) ||
          (of.is_list() && among(kListMethods, name));
 }
 
@@ -42,7 +56,8 @@ Value range(Runner& runner, const Args& args) {
   if (step == 0) throw Fault("range: the step must not be 0");
   List out;
   for (std::int64_t i = from; step > 0 ? i < to : i > to;) {
-    if (static_cast<std::int64_t>(out.size()) == kMaxRange) throw Fault("range: must have at most " + std::to_string(kMaxRange) + " elements");
+    if (static_cast<std::int64_t>(out.size()) == kMaxRange)
+      throw Fault("range: must have at most " + std::to_string(kMaxRange) + " elements");
     out.emplace_back(i);
     if (__builtin_add_overflow(i, step, &i)) break;
   }
@@ -75,7 +90,8 @@ std::vector<std::string> split_spaces(std::string_view s, std::int64_t most) {
   return out;
 }
 
-std::vector<std::string> split(const std::string& s, const Value& separator, const Value& most_value, bool from_right) {
+std::vector<std::string> split(const std::string& s, const Value& separator,
+                               const Value& most_value, bool from_right) {
   const std::int64_t most = most_value.is_undefined() ? -1 : most_value.integer();
   if (separator.is_undefined() || separator.is_none()) {
     if (from_right && most >= 0) throw Fault("rsplit: must be given a separator where maxsplit is");
@@ -99,7 +115,8 @@ std::vector<std::string> split(const std::string& s, const Value& separator, con
 // prefix: a text, or several in a tuple
 bool begins_or_ends(const std::string& s, const Value& part, bool begins) {
   if (part.is_tuple()) {
-    return std::any_of(part.list().begin(), part.list().end(), [&](const Value& p) { return begins_or_ends(s, p, begins); });
+    return std::any_of(part.list().begin(), part.list().end(),
+                       [&](const Value& p) { return begins_or_ends(s, p, begins); });
   }
   const std::string& text = text_of(part, begins ? "a beginning" : "an end");
   return begins ? s.starts_with(text) : s.ends_with(text);
@@ -107,7 +124,9 @@ bool begins_or_ends(const std::string& s, const Value& part, bool begins) {
 
 // The place of a byte as a number of code points; -1 where there is none.
 Value place(const std::string& s, std::size_t at) {
-  return at == s.npos ? std::int64_t{-1} : static_cast<std::int64_t>(count_code_points(std::string_view(s).substr(0, at)));
+  return at == s.npos
+             ? std::int64_t{-1}
+             : static_cast<std::int64_t>(count_code_points(std::string_view(s).substr(0, at)));
 }
 
 std::int64_t occurrences(const std::string& s, const std::string& part) {
@@ -124,7 +143,8 @@ std::string titled(const std::string& s) {
   for (std::size_t at = 0; at < s.size();) {
     const std::size_t from = at;
     next_code_point(s, at);
-    const std::string letter = s.substr(from, at - from), lower = to_lower(letter), upper = to_upper(letter);
+    const std::string letter = s.substr(from, at - from), lower = to_lower(letter),
+                      upper = to_upper(letter);
     out += inside ? lower : upper;
     inside = lower != upper;
   }
@@ -144,21 +164,26 @@ Value call_string_method(const std::string& s, const std::string& name, const Ar
     const List p = args.bind(name, {"sep", "maxsplit"});
     return texts(split(s, p[0], p[1], name == "rsplit"));
   }
-  if (name == "startswith" || name == "endswith") return begins_or_ends(s, args.bind(name, {"text"})[0], name == "startswith");
+  if (name == "startswith" || name == "endswith")
+    return begins_or_ends(s, args.bind(name, {"text"})[0], name == "startswith");
   if (name == "upper") return args.bind(name, {}), to_upper(s);
   if (name == "lower") return args.bind(name, {}), to_lower(s);
   if (name == "title") return args.bind(name, {}), titled(s);
   if (name == "capitalize") return args.bind(name, {}), capitalized(s);
   if (name == "splitlines") return args.bind(name, {}), texts(split_lines(s));
   if (name == "isspace") return args.bind(name, {}), all_points(s, is_space);
-  if (name == "isdigit") return args.bind(name, {}), all_points(s, [](char32_t c) { return c >= '0' && c <= '9'; });
+  if (name == "isdigit")
+    return args.bind(name, {}), all_points(s, [](char32_t c) { return c >= '0' && c <= '9'; });
   if (name == "replace") {
     const List p = args.bind(name, {"old", "new", "count"});
     return replaced(s, p[0], p[1], p[2]);
   }
-  if (name == "find") return place(s, s.find(text_of(args.bind(name, {"text"})[0], "what is looked for")));
-  if (name == "rfind") return place(s, s.rfind(text_of(args.bind(name, {"text"})[0], "what is looked for")));
-  if (name == "count") return occurrences(s, text_of(args.bind(name, {"text"})[0], "what is counted"));
+  if (name == "find")
+    return place(s, s.find(text_of(args.bind(name, {"text"})[0], "what is looked for")));
+  if (name == "rfind")
+    return place(s, s.rfind(text_of(args.bind(name, {"text"})[0], "what is looked for")));
+  if (name == "count")
+    return occurrences(s, text_of(args.bind(name, {"text"})[0], "what is counted"));
   if (name == "removeprefix" || name == "removesuffix") {
     const bool front = name == "removeprefix";
     const std::string part = text_of(args.bind(name, {"text"})[0], "what is removed");
@@ -185,11 +210,14 @@ Value call_dict_method(const Value& self, const std::string& name, const Args& a
     if (found != nullptr) return *found;
     return args.values.size() + args.named.size() > 1 ? p[1] : Value(nullptr);
   }
-  if (name != "items" && name != "keys" && name != "values") throw Fault("the method '" + name + "' of dict is not supported");
+  if (name != "items" && name != "keys" && name != "values")
+    throw Fault("the method '" + name + "' of dict is not supported");
   args.bind(name, {});
   List out;
   for (const auto& [key, value] : self.dict()) {
-    out.push_back(name == "keys" ? Value(key) : name == "values" ? value : Value::list({Value(key), value}, true));
+    out.push_back(name == "keys"     ? Value(key)
+                  : name == "values" ? value
+                                     : Value::list({Value(key), value}, true));
   }
   return Value::list(std::move(out));
 }
@@ -198,7 +226,8 @@ Value call_dict_method(const Value& self, const std::string& name, const Args& a
 
 const std::string& text_of(const Value& v, const char* what) {
   if (v.is_undefined()) v.number();  // says which
-  if (!v.is_string()) throw Fault(std::string(what) + " must be a text, got a value of type " + v.type());
+  if (!v.is_string())
+    throw Fault(std::string(what) + " must be a text, got a value of type " + v.type());
   return v.string();
 }
 
@@ -210,19 +239,24 @@ std::string trimmed(const std::string& s, const Value& chars, bool left, bool ri
   }
   const std::u32string set = to_code_points(text_of(chars, "the characters to strip"));
   std::u32string points = to_code_points(s);
-  const auto keeps = [&](char32_t c) { return set.find(c) == set.npos; };
+  const auto keeps = [&](char32_t c) {
+    return set.find(c) == set.npos;
+  };
   if (right) points.erase(std::find_if(points.rbegin(), points.rend(), keeps).base(), points.end());
   if (left) points.erase(points.begin(), std::find_if(points.begin(), points.end(), keeps));
   return to_utf8(points);
 }
 
-std::string replaced(const std::string& s, const Value& from_value, const Value& to_value, const Value& count) {
-  const std::string &from = text_of(from_value, "what is replaced"), &to = text_of(to_value, "what is put in its place");
+std::string replaced(const std::string& s, const Value& from_value, const Value& to_value,
+                     const Value& count) {
+  const std::string &from = text_of(from_value, "what is replaced"),
+                    &to = text_of(to_value, "what is put in its place");
   if (from.empty()) throw Fault("replace: what is replaced must not be empty");
   std::int64_t left = count.is_undefined() || count.is_none() ? -1 : count.integer();
   std::string out;
   std::size_t at = 0;
-  for (std::size_t next; left != 0 && (next = s.find(from, at)) != s.npos; at = next + from.size(), --left) {
+  for (std::size_t next; left != 0 && (next = s.find(from, at)) != s.npos;
+       at = next + from.size(), --left) {
     out.append(s, at, next - at);
     out = concat(std::move(out), to);
   }
@@ -232,7 +266,8 @@ std::string replaced(const std::string& s, const Value& from_value, const Value&
 std::string capitalized(const std::string& s) {
   std::size_t first = 0;
   if (!s.empty()) next_code_point(s, first);
-  return to_upper(std::string_view(s).substr(0, first)) + to_lower(std::string_view(s).substr(first));
+  return to_upper(std::string_view(s).substr(0, first)) +
+         to_lower(std::string_view(s).substr(first));
 }
 
 std::vector<std::string> split_lines(const std::string& s) {
@@ -241,7 +276,9 @@ std::vector<std::string> split_lines(const std::string& s) {
   for (std::size_t at = 0; at < s.size();) {
     const std::size_t here = at;
     const char32_t c = next_code_point(s, at);
-    if (!((c >= '\n' && c <= '\r') || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 || c == 0x2029)) continue;
+    if (!((c >= '\n' && c <= '\r') || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 ||
+          c == 0x2029))
+      continue;
     if (c == '\r' && at < s.size() && s[at] == '\n') ++at;
     out.push_back(s.substr(begin, here - begin));
     begin = at;
@@ -255,11 +292,13 @@ bool is_function(const std::string& name) { return among(kFunctions, name); }
 Value call_function(Runner& runner, const std::string& name, const Args& args) {
   if (name == "raise_exception") throw Fault(args.bind(name, {"message"})[0].str());
   if (name == "range") return range(runner, args);
-  if (name == "strftime_now") return formatted_time(runner.now(), text_of(args.bind(name, {"format"})[0], "a format"));
+  if (name == "strftime_now")
+    return formatted_time(runner.now(), text_of(args.bind(name, {"format"})[0], "a format"));
   // dict and namespace: from a dict, from names
   Dict members;
   if (!args.values.empty()) {
-    if (args.values.size() > 1 || !args.values[0].is_dict()) throw Fault(name + ": must be given one dict, or names with values");
+    if (args.values.size() > 1 || !args.values[0].is_dict())
+      throw Fault(name + ": must be given one dict, or names with values");
     members = args.values[0].dict();
   }
   Scope scope{nullptr, std::move(members)};

@@ -19,7 +19,8 @@ Value member(Value of, const Value& path) {
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find('.', begin), text.size());
     const std::string part = text.substr(begin, end - begin);
-    const bool number = !part.empty() && part.size() < 18 && part.find_first_not_of("0123456789") == part.npos;
+    const bool number =
+        !part.empty() && part.size() < 18 && part.find_first_not_of("0123456789") == part.npos;
     of = item(of, number ? Value(static_cast<std::int64_t>(std::stoll(part))) : Value(part));
     begin = end + 1;
   }
@@ -48,7 +49,8 @@ Value length(const Value& v) {
 
 Value pairs(const Value& v) {
   if (v.is_undefined()) return Value::list({});
-  if (!v.is_dict()) throw Fault(std::string("items: must be of a dict, got a value of type ") + v.type());
+  if (!v.is_dict())
+    throw Fault(std::string("items: must be of a dict, got a value of type ") + v.type());
   List out;
   for (const auto& [key, value] : v.dict()) out.push_back(Value::list({Value(key), value}, true));
   return Value::list(std::move(out));
@@ -68,7 +70,11 @@ Value join(Runner& runner, const Value& in, const Value& separator, const Value&
 }
 
 Value indented(const std::string& s, const Value& width, bool first, bool blank) {
-  const std::string space = width.is_string() ? width.string() : std::string(static_cast<std::size_t>(std::clamp<std::int64_t>(width.is_undefined() ? 4 : width.integer(), 0, 1000)), ' ');
+  const std::string space =
+      width.is_string() ? width.string()
+                        : std::string(static_cast<std::size_t>(std::clamp<std::int64_t>(
+                                          width.is_undefined() ? 4 : width.integer(), 0, 1000)),
+                                      ' ');
   std::string out = first ? space : "";
   bool begin = true;
   for (const std::string& line : split_lines(s + "\n")) {
@@ -136,12 +142,15 @@ Value tojson(const List& p) {
   return to_json(p[4], style);
 }
 
-Value sorted(Runner& runner, const Value& in, bool reverse, bool case_sensitive, const Value& attribute) {
+Value sorted(Runner& runner, const Value& in, bool reverse, bool case_sensitive,
+             const Value& attribute) {
   List items = in.iterate();
   runner.spend(items.size() * 16);
   std::vector<std::pair<Value, Value>> keyed;
   for (Value& v : items) keyed.emplace_back(key_of(v, attribute, case_sensitive), v);
-  std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) { return reverse ? less(b.first, a.first) : less(a.first, b.first); });
+  std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
+    return reverse ? less(b.first, a.first) : less(a.first, b.first);
+  });
   for (std::size_t i = 0; i < items.size(); ++i) items[i] = std::move(keyed[i].second);
   return Value::list(std::move(items));
 }
@@ -151,7 +160,8 @@ Value unique(Runner& runner, const Value& in, bool case_sensitive, const Value& 
   for (const Value& v : in.iterate()) {
     Value key = key_of(v, attribute, case_sensitive);
     runner.spend(seen.size());
-    if (std::any_of(seen.begin(), seen.end(), [&](const Value& s) { return equal(s, key); })) continue;
+    if (std::any_of(seen.begin(), seen.end(), [&](const Value& s) { return equal(s, key); }))
+      continue;
     seen.push_back(std::move(key));
     out.push_back(v);
   }
@@ -161,8 +171,11 @@ Value unique(Runner& runner, const Value& in, bool case_sensitive, const Value& 
 Value extreme(const Value& in, bool largest, const Value& attribute) {
   const List items = in.iterate();
   if (items.empty()) return Value::undefined("the extreme of nothing");
-  const auto before = [&](const Value& a, const Value& b) { return less(key_of(a, attribute, false), key_of(b, attribute, false)); };
-  return largest ? *std::max_element(items.begin(), items.end(), before) : *std::min_element(items.begin(), items.end(), before);
+  const auto before = [&](const Value& a, const Value& b) {
+    return less(key_of(a, attribute, false), key_of(b, attribute, false));
+  };
+  return largest ? *std::max_element(items.begin(), items.end(), before)
+                 : *std::min_element(items.begin(), items.end(), before);
 }
 
 Value end_of(const Value& in, bool last) {
@@ -187,17 +200,38 @@ struct Filter {
   Value (*apply)(Runner& runner, const Value& in, const List& p);
 };
 
-#define MT_FILTER(...) [](Runner& r, const Value& in, const List& p) -> Value { (void)r, (void)in, (void)p; return __VA_ARGS__; }
+#define MT_FILTER(...)                                     \
+  [](Runner& r, const Value& in, const List& p) -> Value { \
+    (void)r, (void)in, (void)p;                            \
+    return __VA_ARGS__;                                    \
+  }
 const Filter kFilters[] = {
     {"abs", {}, MT_FILTER(in.number() < 0 ? arithmetic("*", in, Value(std::int64_t{-1})) : in)},
     {"capitalize", {}, MT_FILTER(capitalized(in.str()))},
     {"count", {}, MT_FILTER(length(in))},
-    {"d", {"default_value", "boolean"}, MT_FILTER(in.is_undefined() || (p[1].truth() && !in.truth()) ? (p[0].is_undefined() ? Value("") : p[0]) : in)},
-    {"default", {"default_value", "boolean"}, MT_FILTER(in.is_undefined() || (p[1].truth() && !in.truth()) ? (p[0].is_undefined() ? Value("") : p[0]) : in)},
-    {"dictsort", {"case_sensitive", "by", "reverse"}, MT_FILTER(sorted(r, pairs(in), p[2].truth(), p[0].truth(), Value(std::int64_t{p[1].is_string() && p[1].string() == "value" ? 1 : 0})))},
+    {"d",
+     {"default_value", "boolean"},
+     MT_FILTER(in.is_undefined() || (p[1].truth() && !in.truth())
+                   ? (p[0].is_undefined() ? Value("") : p[0])
+                   : in)},
+    {"default",
+     {"default_value", "boolean"},
+     MT_FILTER(in.is_undefined() || (p[1].truth() && !in.truth())
+                   ? (p[0].is_undefined() ? Value("") : p[0])
+                   : in)},
+    {"dictsort",
+     {"case_sensitive", "by", "reverse"},
+     MT_FILTER(sorted(r, pairs(in), p[2].truth(), p[0].truth(),
+                      Value(std::int64_t{p[1].is_string() && p[1].string() == "value" ? 1 : 0})))},
     {"first", {}, MT_FILTER(end_of(in, false))},
-    {"float", {"default"}, MT_FILTER(parsed(in) ? Value(*parsed(in)) : p[0].is_undefined() ? Value(0.0) : p[0])},
-    {"indent", {"width", "first", "blank"}, MT_FILTER(indented(in.str(), p[0], p[1].truth(), p[2].truth()))},
+    {"float",
+     {"default"},
+     MT_FILTER(parsed(in)            ? Value(*parsed(in))
+               : p[0].is_undefined() ? Value(0.0)
+                                     : p[0])},
+    {"indent",
+     {"width", "first", "blank"},
+     MT_FILTER(indented(in.str(), p[0], p[1].truth(), p[2].truth()))},
     {"int", {"default"}, MT_FILTER(to_int(in, p[0]))},
     {"items", {}, MT_FILTER(pairs(in))},
     {"join", {"d", "attribute"}, MT_FILTER(join(r, in, p[0], p[1]))},
@@ -210,7 +244,9 @@ const Filter kFilters[] = {
     {"replace", {"old", "new", "count"}, MT_FILTER(replaced(in.str(), p[0], p[1], p[2]))},
     {"reverse", {}, MT_FILTER(reversed(in))},
     {"safe", {}, MT_FILTER(in.str())},
-    {"sort", {"reverse", "case_sensitive", "attribute"}, MT_FILTER(sorted(r, in, p[0].truth(), p[1].truth(), p[2]))},
+    {"sort",
+     {"reverse", "case_sensitive", "attribute"},
+     MT_FILTER(sorted(r, in, p[0].truth(), p[1].truth(), p[2]))},
     {"string", {}, MT_FILTER(in.str())},
     {"title", {}, MT_FILTER(title(in.str()))},
     {"trim", {"chars"}, MT_FILTER(trimmed(in.str(), p[0], true, true))},
@@ -237,7 +273,8 @@ Value map(Runner& runner, const Value& in, const Args& args) {
     }
   } else {
     const Args rest = without_first(args);
-    for (const Value& v : in.iterate()) out.push_back(apply_filter(runner, text_of(args.values[0], "a filter"), v, rest));
+    for (const Value& v : in.iterate())
+      out.push_back(apply_filter(runner, text_of(args.values[0], "a filter"), v, rest));
   }
   return Value::list(std::move(out));
 }
@@ -257,7 +294,8 @@ Value select(Runner& runner, const std::string& who, const Value& in, Args args)
   for (const Value& v : in.iterate()) {
     runner.spend(1);
     const Value of = path.is_undefined() ? v : member(v, path);
-    if ((has_test ? apply_test(test, of, args) : of.truth()) == who.starts_with("select")) out.push_back(v);
+    if ((has_test ? apply_test(test, of, args) : of.truth()) == who.starts_with("select"))
+      out.push_back(v);
   }
   return Value::list(std::move(out));
 }
@@ -267,24 +305,78 @@ struct Test {
   bool (*holds)(const Value& v);
 };
 const Test kTests[] = {
-    {"boolean", [](const Value& v) { return v.is_bool(); }},
-    {"callable", [](const Value& v) { return v.is_callable(); }},
-    {"defined", [](const Value& v) { return !v.is_undefined(); }},
-    {"even", [](const Value& v) { return v.integer() % 2 == 0; }},
-    {"false", [](const Value& v) { return v.is_bool() && !v.truth(); }},
-    {"float", [](const Value& v) { return v.is_float(); }},
-    {"integer", [](const Value& v) { return v.is_int(); }},
-    {"iterable", [](const Value& v) { return v.is_list() || v.is_dict() || v.is_string() || v.is_undefined(); }},
-    {"lower", [](const Value& v) { return v.str() == to_lower(v.str()) && v.str() != to_upper(v.str()); }},
-    {"mapping", [](const Value& v) { return v.is_dict(); }},
-    {"none", [](const Value& v) { return v.is_none(); }},
-    {"number", [](const Value& v) { return v.is_number(); }},
-    {"odd", [](const Value& v) { return v.integer() % 2 != 0; }},
-    {"sequence", [](const Value& v) { return v.is_list() || v.is_dict() || v.is_string() || v.is_undefined(); }},
-    {"string", [](const Value& v) { return v.is_string(); }},
-    {"true", [](const Value& v) { return v.is_bool() && v.truth(); }},
-    {"undefined", [](const Value& v) { return v.is_undefined(); }},
-    {"upper", [](const Value& v) { return v.str() == to_upper(v.str()) && v.str() != to_lower(v.str()); }},
+    {"boolean",
+     [](const Value& v) {
+       return v.is_bool();
+     }},
+    {"callable",
+     [](const Value& v) {
+       return v.is_callable();
+     }},
+    {"defined",
+     [](const Value& v) {
+       return !v.is_undefined();
+     }},
+    {"even",
+     [](const Value& v) {
+       return v.integer() % 2 == 0;
+     }},
+    {"false",
+     [](const Value& v) {
+       return v.is_bool() && !v.truth();
+     }},
+    {"float",
+     [](const Value& v) {
+       return v.is_float();
+     }},
+    {"integer",
+     [](const Value& v) {
+       return v.is_int();
+     }},
+    {"iterable",
+     [](const Value& v) {
+       return v.is_list() || v.is_dict() || v.is_string() || v.is_undefined();
+     }},
+    {"lower",
+     [](const Value& v) {
+       return v.str() == to_lower(v.str()) && v.str() != to_upper(v.str());
+     }},
+    {"mapping",
+     [](const Value& v) {
+       return v.is_dict();
+     }},
+    {"none",
+     [](const Value& v) {
+       return v.is_none();
+     }},
+    {"number",
+     [](const Value& v) {
+       return v.is_number();
+     }},
+    {"odd",
+     [](const Value& v) {
+       return v.integer() % 2 != 0;
+     }},
+    {"sequence",
+     [](const Value& v) {
+       return v.is_list() || v.is_dict() || v.is_string() || v.is_undefined();
+     }},
+    {"string",
+     [](const Value& v) {
+       return v.is_string();
+     }},
+    {"true",
+     [](const Value& v) {
+       return v.is_bool() && v.truth();
+     }},
+    {"undefined",
+     [](const Value& v) {
+       return v.is_undefined();
+     }},
+    {"upper",
+     [](const Value& v) {
+       return v.str() == to_upper(v.str()) && v.str() != to_lower(v.str());
+     }},
 };
 
 struct Comparison {
@@ -292,19 +384,56 @@ struct Comparison {
   bool (*holds)(const Value& v, const Value& other);
 };
 const Comparison kComparisons[] = {
-    {"==", equal}, {"eq", equal}, {"equalto", equal},
-    {"!=", [](const Value& v, const Value& o) { return !equal(v, o); }},
-    {"ne", [](const Value& v, const Value& o) { return !equal(v, o); }},
-    {"<", less}, {"lt", less}, {"lessthan", less},
-    {">", [](const Value& v, const Value& o) { return less(o, v); }},
-    {"gt", [](const Value& v, const Value& o) { return less(o, v); }},
-    {"greaterthan", [](const Value& v, const Value& o) { return less(o, v); }},
-    {"<=", [](const Value& v, const Value& o) { return !less(o, v); }},
-    {"le", [](const Value& v, const Value& o) { return !less(o, v); }},
-    {">=", [](const Value& v, const Value& o) { return !less(v, o); }},
-    {"ge", [](const Value& v, const Value& o) { return !less(v, o); }},
-    {"in", [](const Value& v, const Value& o) { return contains(o, v); }},
-    {"divisibleby", [](const Value& v, const Value& o) { return arithmetic("%", v, o).integer() == 0; }},
+    {"==", equal},
+    {"eq", equal},
+    {"equalto", equal},
+    {"!=",
+     [](const Value& v, const Value& o) {
+       return !equal(v, o);
+     }},
+    {"ne",
+     [](const Value& v, const Value& o) {
+       return !equal(v, o);
+     }},
+    {"<", less},
+    {"lt", less},
+    {"lessthan", less},
+    {">",
+     [](const Value& v, const Value& o) {
+       return less(o, v);
+     }},
+    {"gt",
+     [](const Value& v, const Value& o) {
+       return less(o, v);
+     }},
+    {"greaterthan",
+     [](const Value& v, const Value& o) {
+       return less(o, v);
+     }},
+    {"<=",
+     [](const Value& v, const Value& o) {
+       return !less(o, v);
+     }},
+    {"le",
+     [](const Value& v, const Value& o) {
+       return !less(o, v);
+     }},
+    {">=",
+     [](const Value& v, const Value& o) {
+       return !less(v, o);
+     }},
+    {"ge",
+     [](const Value& v, const Value& o) {
+       return !less(v, o);
+     }},
+    {"in",
+     [](const Value& v, const Value& o) {
+       return contains(o, v);
+     }},
+    {"divisibleby",
+     [](const Value& v, const Value& o) {
+       return arithmetic("%", v, o).integer() == 0;
+     }},
 };
 
 }  // namespace
@@ -312,7 +441,8 @@ const Comparison kComparisons[] = {
 Value apply_filter(Runner& runner, const std::string& name, const Value& in, const Args& args) {
   runner.spend(1 + in.weight());
   if (name == "map") return map(runner, in, args);
-  if (name == "select" || name == "reject" || name == "selectattr" || name == "rejectattr") return select(runner, name, in, args);
+  if (name == "select" || name == "reject" || name == "selectattr" || name == "rejectattr")
+    return select(runner, name, in, args);
   if (name == "tojson") {
     List p = args.bind(name, {"ensure_ascii", "indent", "separators", "sort_keys"});
     p.push_back(in);

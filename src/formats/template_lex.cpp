@@ -15,7 +15,9 @@ namespace {
 
 using Kind = Token::Kind;
 
-bool name_start(char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0 || c == '_' || (c & 0x80) != 0; }
+bool name_start(char c) {
+  return std::isalpha(static_cast<unsigned char>(c)) != 0 || c == '_' || (c & 0x80) != 0;
+}
 bool digit(char c) { return c >= '0' && c <= '9'; }
 
 // One kind of line break, and none at the very end: a file's last line is not part of the text.
@@ -39,7 +41,10 @@ class Lexer {
   std::vector<Token> run() {
     while (at_ < text_.size()) {
       std::size_t tag = at_;
-      while ((tag = text_.find('{', tag)) != text_.npos && (tag + 1 == text_.size() || std::string_view("{%#").find(text_[tag + 1]) == std::string_view::npos)) ++tag;
+      while ((tag = text_.find('{', tag)) != text_.npos &&
+             (tag + 1 == text_.size() ||
+              std::string_view("{%#").find(text_[tag + 1]) == std::string_view::npos))
+        ++tag;
       if (tag == text_.npos) tag = text_.size();
       const char kind = tag < text_.size() ? text_[tag + 1] : 0;
       const char sign = tag + 2 < text_.size() ? text_[tag + 2] : 0;
@@ -61,7 +66,8 @@ class Lexer {
   [[noreturn]] void fail(const std::string& what) const { throw Syntax(line_, what); }
   void push(Kind kind, std::string text) { tokens_.push_back({kind, std::move(text), line_}); }
   void move_to(std::size_t to) {
-    line_ += static_cast<int>(std::count(text_.begin() + static_cast<std::ptrdiff_t>(at_), text_.begin() + static_cast<std::ptrdiff_t>(to), '\n'));
+    line_ += static_cast<int>(std::count(text_.begin() + static_cast<std::ptrdiff_t>(at_),
+                                         text_.begin() + static_cast<std::ptrdiff_t>(to), '\n'));
     at_ = to;
   }
 
@@ -70,7 +76,8 @@ class Lexer {
       text = trim_right(text);
     } else if ((kind == '%' || kind == '#') && sign != '+') {
       const std::size_t line = text.rfind('\n') + 1;  // npos + 1 = 0
-      if ((line > 0 || line_starts_) && trim_left(text.substr(line)).empty()) text = text.substr(0, line);
+      if ((line > 0 || line_starts_) && trim_left(text.substr(line)).empty())
+        text = text.substr(0, line);
     }
     if (!text.empty()) push(Kind::kText, std::string(text));
   }
@@ -98,7 +105,8 @@ class Lexer {
   void inside(std::string_view end) {
     std::string open;  // brackets: a tag does not end inside of them
     for (;;) {
-      while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_])) != 0) move_to(at_ + 1);
+      while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_])) != 0)
+        move_to(at_ + 1);
       if (at_ >= text_.size()) fail("a tag is not closed by " + std::string(end));
       const std::string_view rest = text_.substr(at_);
       if (open.empty()) {
@@ -137,10 +145,13 @@ class Lexer {
     };
     digits();
     Kind kind = Kind::kInt;
-    if (n + 1 < rest.size() && rest[n] == '.' && digit(rest[n + 1])) kind = Kind::kFloat, ++n, digits();
+    if (n + 1 < rest.size() && rest[n] == '.' && digit(rest[n + 1]))
+      kind = Kind::kFloat, ++n, digits();
     if (n < rest.size() && (rest[n] == 'e' || rest[n] == 'E')) {
-      const std::size_t sign = n + 1 < rest.size() && (rest[n + 1] == '+' || rest[n + 1] == '-') ? 1 : 0;
-      if (n + 1 + sign < rest.size() && digit(rest[n + 1 + sign])) kind = Kind::kFloat, n += 1 + sign, digits();
+      const std::size_t sign =
+          n + 1 < rest.size() && (rest[n + 1] == '+' || rest[n + 1] == '-') ? 1 : 0;
+      if (n + 1 + sign < rest.size() && digit(rest[n + 1 + sign]))
+        kind = Kind::kFloat, n += 1 + sign, digits();
     }
     std::string text(rest.substr(0, n));
     std::erase(text, '_');
@@ -157,11 +168,14 @@ class Lexer {
         continue;
       }
       const char c = rest[++n];
-      static constexpr std::string_view kLetters = "ntrbfav0\\'\"", kBytes("\n\t\r\b\f\a\v\0\\'\"", 11);
+      static constexpr std::string_view kLetters = "ntrbfav0\\'\"",
+                                        kBytes("\n\t\r\b\f\a\v\0\\'\"", 11);
       const std::size_t hex = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
       if (hex != 0) {
         const std::string code(rest.substr(n + 1, hex));
-        if (code.size() != hex || code.find_first_not_of("0123456789abcdefABCDEF") != code.npos) fail(std::string("\\") + c + " must be followed by " + std::to_string(hex) + " hexadecimal digits");
+        if (code.size() != hex || code.find_first_not_of("0123456789abcdefABCDEF") != code.npos)
+          fail(std::string("\\") + c + " must be followed by " + std::to_string(hex) +
+               " hexadecimal digits");
         append_utf8(out, static_cast<char32_t>(std::stoul(code, nullptr, 16)));
         n += hex;
       } else if (const std::size_t i = kLetters.find(c); i != kLetters.npos) {
@@ -181,7 +195,8 @@ class Lexer {
       if (rest.starts_with(two)) return push(Kind::kOperator, std::string(two)), 2;
     }
     const char c = rest[0];
-    if (std::string_view("+-/*%~[](){}<>=.:|,").find(c) == std::string_view::npos) fail(std::string("'") + c + "' is no part of an expression");
+    if (std::string_view("+-/*%~[](){}<>=.:|,").find(c) == std::string_view::npos)
+      fail(std::string("'") + c + "' is no part of an expression");
     static constexpr std::string_view kOpen = "([{", kClose = ")]}";
     if (kOpen.find(c) != kOpen.npos) open += c;
     if (const std::size_t i = kClose.find(c); i != kClose.npos) {

@@ -10,7 +10,8 @@ namespace {
 
 using Kind = Token::Kind;
 using Op = Expr::Op;
-constexpr int kMaxDepth = 100;     // a block counts once, a bracket or sign twice, each a dozen calls deep
+constexpr int kMaxDepth =
+    100;  // a block counts once, a bracket or sign twice, each a dozen calls deep
 constexpr int kMaxOperands = 300;  // of one chain: as deep as its tree
 
 class Parser {
@@ -19,7 +20,8 @@ class Parser {
 
   Body all() {
     Body body = statements({});
-    if (peek().kind != Kind::kEnd) fail("'" + tokens_[at_ + 1].text + "' ends nothing that was begun");
+    if (peek().kind != Kind::kEnd)
+      fail("'" + tokens_[at_ + 1].text + "' ends nothing that was begun");
     return body;
   }
 
@@ -28,8 +30,12 @@ class Parser {
 
   const Token& peek() const { return tokens_[at_]; }
   const Token& take() { return tokens_[at_ + 1 < tokens_.size() ? at_++ : at_]; }
-  bool is_op(std::string_view op) const { return peek().kind == Kind::kOperator && peek().text == op; }
-  bool is_name(std::string_view name) const { return peek().kind == Kind::kName && peek().text == name; }
+  bool is_op(std::string_view op) const {
+    return peek().kind == Kind::kOperator && peek().text == op;
+  }
+  bool is_name(std::string_view name) const {
+    return peek().kind == Kind::kName && peek().text == name;
+  }
   bool accept_op(std::string_view op) { return is_op(op) && (take(), true); }
   bool accept_name(std::string_view name) { return is_name(name) && (take(), true); }
   [[noreturn]] void fail(const std::string& what) const { throw Syntax(peek().line, what); }
@@ -61,7 +67,8 @@ class Parser {
   struct Depth {
     Parser& parser;
     explicit Depth(Parser& p) : parser(p) {
-      if (++p.depth_ > kMaxDepth) p.fail("brackets and blocks must be at most " + std::to_string(kMaxDepth) + " deep");
+      if (++p.depth_ > kMaxDepth)
+        p.fail("brackets and blocks must be at most " + std::to_string(kMaxDepth) + " deep");
     }
     ~Depth() { --parser.depth_; }
     Depth(const Depth&) = delete;
@@ -77,7 +84,8 @@ class Parser {
     return made(std::move(e));
   }
   void count(int& operands) const {
-    if (++operands > kMaxOperands) fail("an expression must be at most " + std::to_string(kMaxOperands) + " operators long");
+    if (++operands > kMaxOperands)
+      fail("an expression must be at most " + std::to_string(kMaxOperands) + " operators long");
   }
 
   // ---- expressions ----
@@ -120,11 +128,13 @@ class Parser {
     Expr e = node(Op::kCompare);
     for (int n = 0;; count(n)) {
       static constexpr std::string_view kOps[] = {"==", "!=", "<", "<=", ">", ">="};
-      if (peek().kind == Kind::kOperator && std::find(std::begin(kOps), std::end(kOps), peek().text) != std::end(kOps)) {
+      if (peek().kind == Kind::kOperator &&
+          std::find(std::begin(kOps), std::end(kOps), peek().text) != std::end(kOps)) {
         e.names.push_back(take().text);
       } else if (accept_name("in")) {
         e.names.emplace_back("in");
-      } else if (is_name("not") && tokens_[at_ + 1].kind == Kind::kName && tokens_[at_ + 1].text == "in") {
+      } else if (is_name("not") && tokens_[at_ + 1].kind == Kind::kName &&
+                 tokens_[at_ + 1].text == "in") {
         take(), take();
         e.names.emplace_back("not in");
       } else {
@@ -139,7 +149,9 @@ class Parser {
   template <class Next>
   ExprPtr binary(std::initializer_list<std::string_view> ops, Next next) {
     ExprPtr e = next();
-    for (int n = 0; peek().kind == Kind::kOperator && std::find(ops.begin(), ops.end(), peek().text) != ops.end(); count(n)) {
+    for (int n = 0; peek().kind == Kind::kOperator &&
+                    std::find(ops.begin(), ops.end(), peek().text) != ops.end();
+         count(n)) {
       Expr b = node(Op::kBinary);
       b.name = take().text;
       b.args.push_back(std::move(e));
@@ -204,7 +216,9 @@ class Parser {
   ExprPtr subscript(ExprPtr of) {
     Expr e = node(Op::kSlice);
     e.args.push_back(std::move(of));
-    const auto part = [&]() -> ExprPtr { return is_op(":") || is_op("]") ? nullptr : expression(); };
+    const auto part = [&]() -> ExprPtr {
+      return is_op(":") || is_op("]") ? nullptr : expression();
+    };
     e.args.push_back(part());
     if (is_op(":")) {
       for (int i = 0; i < 2; ++i) e.args.push_back(accept_op(":") ? part() : nullptr);
@@ -227,8 +241,10 @@ class Parser {
   void arguments(Expr& e) {
     expect_op("(");
     while (!accept_op(")")) {
-      if (is_op("*") || is_op("**")) fail("arguments from a list or dict (" + peek().text + ") are not supported");
-      if (peek().kind == Kind::kName && tokens_[at_ + 1].kind == Kind::kOperator && tokens_[at_ + 1].text == "=") {
+      if (is_op("*") || is_op("**"))
+        fail("arguments from a list or dict (" + peek().text + ") are not supported");
+      if (peek().kind == Kind::kName && tokens_[at_ + 1].kind == Kind::kOperator &&
+          tokens_[at_ + 1].text == "=") {
         std::string key = name();
         take();
         e.named.emplace_back(std::move(key), expression());
@@ -267,8 +283,11 @@ class Parser {
     static constexpr std::string_view kNoOperand[] = {"else", "or", "and", "if", "in", "not", "is"};
     if (is_op("(")) {
       arguments(t);
-    } else if ((peek().kind == Kind::kName && std::find(std::begin(kNoOperand), std::end(kNoOperand), peek().text) == std::end(kNoOperand)) ||
-               peek().kind == Kind::kString || peek().kind == Kind::kInt || peek().kind == Kind::kFloat || is_op("[") || is_op("{")) {
+    } else if ((peek().kind == Kind::kName &&
+                std::find(std::begin(kNoOperand), std::end(kNoOperand), peek().text) ==
+                    std::end(kNoOperand)) ||
+               peek().kind == Kind::kString || peek().kind == Kind::kInt ||
+               peek().kind == Kind::kFloat || is_op("[") || is_op("{")) {
       t.args.push_back(postfix(primary()));
     }
     ExprPtr out = made(std::move(t));
@@ -287,7 +306,9 @@ class Parser {
       }
       case Kind::kInt: {
         std::int64_t i = 0;
-        if (std::from_chars(token.text.data(), token.text.data() + token.text.size(), i).ec != std::errc()) fail("an integer must fit 64 bits, got " + token.text);
+        if (std::from_chars(token.text.data(), token.text.data() + token.text.size(), i).ec !=
+            std::errc())
+          fail("an integer must fit 64 bits, got " + token.text);
         take();
         e.value = i;
         return made(std::move(e));
@@ -356,7 +377,8 @@ class Parser {
     if (!is_op(",")) return first;
     Expr e = node(Op::kTuple);
     e.args.push_back(std::move(first));
-    while (accept_op(",") && peek().kind != Kind::kPrintEnd && peek().kind != Kind::kBlockEnd) e.args.push_back(expression());
+    while (accept_op(",") && peek().kind != Kind::kPrintEnd && peek().kind != Kind::kBlockEnd)
+      e.args.push_back(expression());
     return made(std::move(e));
   }
 
@@ -380,7 +402,8 @@ class Parser {
         const Token& word = tokens_[at_ + 1];
         if (word.kind != Kind::kName) throw Syntax(word.line, "a block must begin with a name");
         if (std::find(ends.begin(), ends.end(), word.text) != ends.end()) return body;
-        if (ends.size() == 0 && (word.text.starts_with("end") || word.text.starts_with("el"))) return body;
+        if (ends.size() == 0 && (word.text.starts_with("end") || word.text.starts_with("el")))
+          return body;
         take();
         body.push_back(statement());
       } else {
@@ -480,7 +503,8 @@ class Parser {
       expect_end(Kind::kBlockEnd);
       return s;
     }
-    if (s.kind != Stmt::Kind::kSet || s.targets.size() != 1) fail("'=' was expected, got " + here());
+    if (s.kind != Stmt::Kind::kSet || s.targets.size() != 1)
+      fail("'=' was expected, got " + here());
     s.kind = Stmt::Kind::kSetBlock;
     s.name = " body";  // no name of a template has a space in it
     Expr text = node(Op::kName);
@@ -493,7 +517,8 @@ class Parser {
   }
 
   Stmt macro_statement(int line) {
-    if (loops_ != 0 || in_macro_) throw Syntax(line, "a macro inside of a loop or another macro is not supported");
+    if (loops_ != 0 || in_macro_)
+      throw Syntax(line, "a macro inside of a loop or another macro is not supported");
     Stmt s{Stmt::Kind::kMacro, line};
     s.name = name();
     expect_op("(");

@@ -7,11 +7,15 @@
 namespace mlxtape::formats::jinja {
 namespace {
 
-constexpr int kMaxCalls = 600;  // evaluations inside of each other: half a megabyte of stack, ten with sanitizers
+constexpr int kMaxCalls =
+    600;  // evaluations inside of each other: half a megabyte of stack, ten with sanitizers
 
 // Elements of a slice of n: Python's rules for bounds that are absent, negative or outside.
-std::vector<std::size_t> slice_indices(std::int64_t n, const Value& from, const Value& to, const Value& by) {
-  const auto given = [](const Value& v) { return !v.is_undefined() && !v.is_none(); };
+std::vector<std::size_t> slice_indices(std::int64_t n, const Value& from, const Value& to,
+                                       const Value& by) {
+  const auto given = [](const Value& v) {
+    return !v.is_undefined() && !v.is_none();
+  };
   const std::int64_t step = given(by) ? by.integer() : 1;
   if (step == 0) throw Fault("the step of a slice must not be 0");
   const auto bound = [&](const Value& v, std::int64_t otherwise) {
@@ -30,11 +34,13 @@ std::vector<std::size_t> slice_indices(std::int64_t n, const Value& from, const 
 }
 
 Value loop_variable(const List& items, std::size_t i) {
-  const auto number = [](std::size_t n) { return Value(static_cast<std::int64_t>(n)); };
+  const auto number = [](std::size_t n) {
+    return Value(static_cast<std::int64_t>(n));
+  };
   const std::size_t n = items.size();
   // Undefined ones are left out: asking for them gives the same.
-  Dict d{{"index0", number(i)},          {"index", number(i + 1)}, {"first", Value(i == 0)},
-         {"last", Value(i + 1 == n)},    {"length", number(n)},    {"revindex", number(n - i)},
+  Dict d{{"index0", number(i)},           {"index", number(i + 1)}, {"first", Value(i == 0)},
+         {"last", Value(i + 1 == n)},     {"length", number(n)},    {"revindex", number(n - i)},
          {"revindex0", number(n - i - 1)}};
   if (i > 0) d.emplace_back("previtem", items[i - 1]);
   if (i + 1 < n) d.emplace_back("nextitem", items[i + 1]);
@@ -55,7 +61,8 @@ bool holds(const std::string& op, const Value& a, const Value& b) {
 
 List Args::bind(const std::string& who, std::initializer_list<const char*> parameters) const {
   if (values.size() > parameters.size()) {
-    throw Fault(who + ": must be given at most " + std::to_string(parameters.size()) + " arguments, got " + std::to_string(values.size()));
+    throw Fault(who + ": must be given at most " + std::to_string(parameters.size()) +
+                " arguments, got " + std::to_string(values.size()));
   }
   List out(parameters.size());
   std::copy(values.begin(), values.end(), out.begin());
@@ -103,7 +110,9 @@ void Runner::spend(std::size_t steps) {
 
 void Runner::append(std::string& out, const std::string& text) {
   spend(text.size() / 64);
-  if (out.size() + text.size() > kMaxText) throw Fault("the template's output must be at most " + std::to_string(kMaxText) + " bytes long");
+  if (out.size() + text.size() > kMaxText)
+    throw Fault("the template's output must be at most " + std::to_string(kMaxText) +
+                " bytes long");
   out += text;
 }
 
@@ -182,7 +191,8 @@ void Runner::assign(const std::vector<std::string>& targets, const Value& value,
   }
   List parts = value.iterate();
   if (parts.size() != targets.size()) {
-    throw Fault(std::to_string(targets.size()) + " values are needed, one for each name, got " + std::to_string(parts.size()));
+    throw Fault(std::to_string(targets.size()) + " values are needed, one for each name, got " +
+                std::to_string(parts.size()));
   }
   for (std::size_t i = 0; i < parts.size(); ++i) scope.set(targets[i], std::move(parts[i]));
 }
@@ -190,7 +200,8 @@ void Runner::assign(const std::vector<std::string>& targets, const Value& value,
 void Runner::set_member(const Stmt& s, Scope& scope) {
   const Value* of = scope.find(s.targets[0]);
   Namespace* members = of != nullptr ? of->name_space() : nullptr;
-  if (members == nullptr) throw Fault("only a namespace's members can be set, and '" + s.targets[0] + "' is none");
+  if (members == nullptr)
+    throw Fault("only a namespace's members can be set, and '" + s.targets[0] + "' is none");
   Value value = evaluate(*s.exprs[0], scope);
   // In a list for its check: what holds itself would never go.
   Value::list({value});
@@ -215,14 +226,17 @@ Value Runner::evaluate(const Expr& e, Scope& scope) {
   struct Depth {
     int& depth;
     explicit Depth(int& d) : depth(d) {
-      if (++depth > kMaxCalls) --depth, throw Fault("expressions and macros are too deep in each other");
+      if (++depth > kMaxCalls)
+        --depth, throw Fault("expressions and macros are too deep in each other");
     }
     ~Depth() { --depth; }
   };
   const Depth depth(depth_);
   line_ = e.line;
   spend(1);
-  const auto arg = [&](std::size_t i) { return evaluate(*e.args[i], scope); };
+  const auto arg = [&](std::size_t i) {
+    return evaluate(*e.args[i], scope);
+  };
   switch (e.op) {
     case Expr::Op::kConst: return e.value;
     case Expr::Op::kName: return name(e.name, scope);
@@ -234,7 +248,8 @@ Value Runner::evaluate(const Expr& e, Scope& scope) {
     }
     case Expr::Op::kDict: {
       Scope items{nullptr};  // the last of equal keys counts
-      for (std::size_t i = 0; i < e.args.size(); i += 2) items.set(text_of(arg(i), "a key of a dict"), arg(i + 1));
+      for (std::size_t i = 0; i < e.args.size(); i += 2)
+        items.set(text_of(arg(i), "a key of a dict"), arg(i + 1));
       return Value::dict(std::move(items.names));
     }
     case Expr::Op::kAttr: return attribute(arg(0), e.name);
@@ -307,7 +322,9 @@ Value Runner::slice(const Expr& e, Scope& scope) {
   if (of.is_list()) {
     const List& items = of.list();
     List out;
-    for (const std::size_t i : slice_indices(static_cast<std::int64_t>(items.size()), bounds[0], bounds[1], bounds[2])) out.push_back(items[i]);
+    for (const std::size_t i :
+         slice_indices(static_cast<std::int64_t>(items.size()), bounds[0], bounds[1], bounds[2]))
+      out.push_back(items[i]);
     spend(out.size());
     return Value::list(std::move(out), of.is_tuple());
   }
@@ -315,13 +332,16 @@ Value Runner::slice(const Expr& e, Scope& scope) {
   const std::u32string points = to_code_points(text_of(of, "what is sliced"));
   spend(points.size() / 64);
   std::string out;
-  for (const std::size_t i : slice_indices(static_cast<std::int64_t>(points.size()), bounds[0], bounds[1], bounds[2])) append_utf8(out, points[i]);
+  for (const std::size_t i :
+       slice_indices(static_cast<std::int64_t>(points.size()), bounds[0], bounds[1], bounds[2]))
+    append_utf8(out, points[i]);
   return out;
 }
 
 Args Runner::arguments(const Expr& e, Scope& scope) {
   Args args;
-  for (std::size_t i = 1; i < e.args.size(); ++i) args.values.push_back(evaluate(*e.args[i], scope));
+  for (std::size_t i = 1; i < e.args.size(); ++i)
+    args.values.push_back(evaluate(*e.args[i], scope));
   for (const auto& [key, value] : e.named) args.named.emplace_back(key, evaluate(*value, scope));
   return args;
 }
@@ -341,24 +361,29 @@ Value Runner::call(const Expr& e, Scope& scope) {
 
 Value Runner::call_macro(const Stmt& macro, const Args& args) {
   if (args.values.size() > macro.targets.size()) {
-    throw Fault("macro '" + macro.name + "': must be given at most " + std::to_string(macro.targets.size()) + " arguments, got " + std::to_string(args.values.size()));
+    throw Fault("macro '" + macro.name + "': must be given at most " +
+                std::to_string(macro.targets.size()) + " arguments, got " +
+                std::to_string(args.values.size()));
   }
   Scope scope{root_};
   const std::size_t first_default = macro.targets.size() - macro.exprs.size();
   for (std::size_t i = 0; i < macro.targets.size(); ++i) {
     const std::string& parameter = macro.targets[i];
-    const auto named = std::find_if(args.named.begin(), args.named.end(), [&](const auto& n) { return n.first == parameter; });
+    const auto named = std::find_if(args.named.begin(), args.named.end(),
+                                    [&](const auto& n) { return n.first == parameter; });
     if (i < args.values.size()) {
       scope.set(parameter, args.values[i]);
     } else if (named != args.named.end()) {
       scope.set(parameter, named->second);
     } else {
-      scope.set(parameter, i >= first_default ? evaluate(*macro.exprs[i - first_default], scope) : Value::undefined(parameter));
+      scope.set(parameter, i >= first_default ? evaluate(*macro.exprs[i - first_default], scope)
+                                              : Value::undefined(parameter));
     }
   }
   for (const auto& [key, value] : args.named) {
     const auto at = std::find(macro.targets.begin(), macro.targets.end(), key);
-    if (at == macro.targets.end()) throw Fault("macro '" + macro.name + "': has no parameter '" + key + "'");
+    if (at == macro.targets.end())
+      throw Fault("macro '" + macro.name + "': has no parameter '" + key + "'");
   }
   std::string out;
   execute(macro.bodies[0], scope, out);

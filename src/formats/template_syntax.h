@@ -12,7 +12,19 @@
 namespace mlxtape::formats::jinja {
 
 struct Token {
-  enum class Kind { kText, kPrintBegin, kPrintEnd, kBlockBegin, kBlockEnd, kName, kString, kInt, kFloat, kOperator, kEnd };
+  enum class Kind {
+    kText,
+    kPrintBegin,
+    kPrintEnd,
+    kBlockBegin,
+    kBlockEnd,
+    kName,
+    kString,
+    kInt,
+    kFloat,
+    kOperator,
+    kEnd
+  };
   Kind kind;
   std::string text;
   int line;
@@ -66,13 +78,13 @@ using Body = std::vector<Stmt>;
 
 struct Stmt {
   enum class Kind {
-    kText,        // name is the text
-    kPrint,       // exprs[0]
-    kIf,          // bodies[i] where exprs[i] holds first; one more body: else
-    kFor,         // targets in exprs[0] (if exprs[1]): bodies[0], else bodies[1]
-    kSet,         // targets = exprs[0]
-    kSetMember,   // targets[0].name = exprs[0]
-    kSetBlock,    // targets[0] = bodies[0], through the filters of exprs[0], where `name` stands for the text
+    kText,       // name is the text
+    kPrint,      // exprs[0]
+    kIf,         // bodies[i] where exprs[i] holds first; one more body: else
+    kFor,        // targets in exprs[0] (if exprs[1]): bodies[0], else bodies[1]
+    kSet,        // targets = exprs[0]
+    kSetMember,  // targets[0].name = exprs[0]
+    kSetBlock,  // targets[0] = bodies[0], through the filters of exprs[0], where `name` stands for the text
     kMacro,       // name(targets, whose defaults are the last exprs): bodies[0]
     kGeneration,  // bodies[0], in a scope of its own
     kBreak,

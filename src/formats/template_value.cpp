@@ -13,14 +13,17 @@ namespace mlxtape::formats::jinja {
 namespace {
 
 void check_length(std::size_t bytes) {
-  if (bytes > kMaxText) throw Fault("a text must be at most " + std::to_string(kMaxText) + " bytes long");
+  if (bytes > kMaxText)
+    throw Fault("a text must be at most " + std::to_string(kMaxText) + " bytes long");
 }
 
 void grow(Extent& all, const Extent& item) {
   all.nesting = std::max(all.nesting, item.nesting + 1);
   all.elements += 1 + item.elements;
-  if (all.nesting > kMaxNesting) throw Fault("lists and dicts must be at most " + std::to_string(kMaxNesting) + " deep");
-  if (all.elements > kMaxElements) throw Fault("a list or dict must have at most " + std::to_string(kMaxElements) + " elements");
+  if (all.nesting > kMaxNesting)
+    throw Fault("lists and dicts must be at most " + std::to_string(kMaxNesting) + " deep");
+  if (all.elements > kMaxElements)
+    throw Fault("a list or dict must have at most " + std::to_string(kMaxElements) + " elements");
 }
 
 // The shortest digits that round-trip, written as Python does: an exponent below 1e-4 and from 1e16 on.
@@ -30,7 +33,8 @@ std::string float_text(double d) {
   char text[40];
   const double size = std::abs(d);
   const bool plain = size == 0 || (size >= 1e-4 && size < 1e16);
-  const auto end = std::to_chars(text, text + sizeof text, d, plain ? std::chars_format::fixed : std::chars_format::scientific);
+  const auto end = std::to_chars(text, text + sizeof text, d,
+                                 plain ? std::chars_format::fixed : std::chars_format::scientific);
   std::string out(text, end.ptr);
   if (plain && out.find('.') == std::string::npos) out += ".0";
   return out;
@@ -42,7 +46,8 @@ bool printable(char32_t c) {
 }
 
 void append_repr(std::string& out, const std::string& s) {
-  const char quote = s.find('\'') != std::string::npos && s.find('"') == std::string::npos ? '"' : '\'';
+  const char quote =
+      s.find('\'') != std::string::npos && s.find('"') == std::string::npos ? '"' : '\'';
   out += quote;
   for (std::size_t at = 0; at < s.size();) {
     const std::size_t begin = at;
@@ -53,7 +58,11 @@ void append_repr(std::string& out, const std::string& s) {
     } else if (c == '\n' || c == '\r' || c == '\t') {
       out += c == '\n' ? "\\n" : c == '\r' ? "\\r" : "\\t";
     } else if (!printable(c)) {
-      std::snprintf(hex, sizeof hex, c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", static_cast<unsigned>(c));
+      std::snprintf(hex, sizeof hex,
+                    c < 0x100     ? "\\x%02x"
+                    : c < 0x10000 ? "\\u%04x"
+                                  : "\\U%08x",
+                    static_cast<unsigned>(c));
       out += hex;
     } else {
       out.append(s, begin, at - begin);
@@ -97,7 +106,9 @@ struct JsonWriter {
   std::string out{};
 
   void line(int depth) {
-    if (style.indent >= 0) out += '\n', out.append(static_cast<std::size_t>(style.indent) * static_cast<std::size_t>(depth), ' ');
+    if (style.indent >= 0)
+      out += '\n',
+          out.append(static_cast<std::size_t>(style.indent) * static_cast<std::size_t>(depth), ' ');
   }
   void separator(bool first, int depth) {
     if (!first) out += style.comma;
@@ -118,12 +129,15 @@ struct JsonWriter {
     } else if (v.is_list()) {
       out += '[';
       bool first = true;
-      for (const Value& item : v.list()) separator(first, depth + 1), first = false, write(item, depth + 1);
+      for (const Value& item : v.list())
+        separator(first, depth + 1), first = false, write(item, depth + 1);
       if (!first) line(depth);
       out += ']';
     } else if (v.is_dict()) {
       Dict items = v.dict();
-      if (style.sorted) std::sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+      if (style.sorted)
+        std::sort(items.begin(), items.end(),
+                  [](const auto& a, const auto& b) { return a.first < b.first; });
       out += '{';
       bool first = true;
       for (const auto& [key, item] : items) {
@@ -166,7 +180,9 @@ Value integer_arithmetic(const std::string& op, std::int64_t a, std::int64_t b) 
       out = op == "//" ? q - (down ? 1 : 0) : r + (down ? b : 0);
     }
   }
-  if (overflow) throw Fault("an integer must fit 64 bits: " + std::to_string(a) + " " + op + " " + std::to_string(b));
+  if (overflow)
+    throw Fault("an integer must fit 64 bits: " + std::to_string(a) + " " + op + " " +
+                std::to_string(b));
   return out;
 }
 
@@ -256,7 +272,8 @@ Namespace* Value::name_space() const {
 Extent Value::extent() const {
   if (is_list()) return std::get<ListPtr>(data_)->extent;
   if (is_dict()) return std::get<DictPtr>(data_)->extent;
-  if (name_space() != nullptr || is_callable()) throw Fault(std::string("a list or dict must hold values only, got a ") + type());
+  if (name_space() != nullptr || is_callable())
+    throw Fault(std::string("a list or dict must hold values only, got a ") + type());
   return {};
 }
 
@@ -272,7 +289,9 @@ std::int64_t Value::integer() const {
   throw Fault(std::string("an integer is needed, got a value of type ") + type());
 }
 
-double Value::number() const { return is_float() ? std::get<double>(data_) : static_cast<double>(integer()); }
+double Value::number() const {
+  return is_float() ? std::get<double>(data_) : static_cast<double>(integer());
+}
 
 const Value* Value::find(const std::string& key) const {
   const Namespace* n = name_space();
@@ -293,8 +312,9 @@ bool Value::truth() const {
 
 const char* Value::type() const {
   if (is_tuple()) return "tuple";
-  static constexpr const char* kNames[] = {"Undefined", "NoneType", "bool", "int",       "float",
-                                           "str",       "list",     "dict", "Namespace", "function"};
+  static constexpr const char* kNames[] = {"Undefined", "NoneType", "bool", "int",
+                                           "float",     "str",      "list", "dict",
+                                           "Namespace", "function"};
   return kNames[data_.index()];
 }
 
@@ -349,7 +369,9 @@ List Value::iterate() const {
     for (const auto& item : dict()) out.emplace_back(item.first);
   } else if (is_string()) {
     const std::string& s = string();
-    if (s.size() > kMaxElements) throw Fault("a text of more than " + std::to_string(kMaxElements) + " bytes cannot be taken apart");
+    if (s.size() > kMaxElements)
+      throw Fault("a text of more than " + std::to_string(kMaxElements) +
+                  " bytes cannot be taken apart");
     for (std::size_t at = 0; at < s.size();) {
       const std::size_t begin = at;
       next_code_point(s, at);
@@ -368,10 +390,12 @@ bool equal(const Value& a, const Value& b) {
   }
   if (a.is_string() && b.is_string()) return a.string() == b.string();
   if (a.is_list() && b.is_list()) {
-    return a.is_tuple() == b.is_tuple() && std::equal(a.list().begin(), a.list().end(), b.list().begin(), b.list().end(), equal);
+    return a.is_tuple() == b.is_tuple() &&
+           std::equal(a.list().begin(), a.list().end(), b.list().begin(), b.list().end(), equal);
   }
   if (a.is_dict() && b.is_dict()) {
-    return a.dict().size() == b.dict().size() && std::all_of(a.dict().begin(), a.dict().end(), [&](const auto& item) {
+    return a.dict().size() == b.dict().size() &&
+           std::all_of(a.dict().begin(), a.dict().end(), [&](const auto& item) {
              const Value* other = b.find(item.first);
              return other != nullptr && equal(item.second, *other);
            });
@@ -384,9 +408,11 @@ bool less(const Value& a, const Value& b) {
     if (a.is_float() || b.is_float()) return a.number() < b.number();
     return a.integer() < b.integer();
   }
-  if (a.is_string() && b.is_string()) return a.string() < b.string();  // the order of code points is that of bytes
+  if (a.is_string() && b.is_string())
+    return a.string() < b.string();  // the order of code points is that of bytes
   if (a.is_list() && b.is_list() && a.is_tuple() == b.is_tuple()) {
-    return std::lexicographical_compare(a.list().begin(), a.list().end(), b.list().begin(), b.list().end(), less);
+    return std::lexicographical_compare(a.list().begin(), a.list().end(), b.list().begin(),
+                                        b.list().end(), less);
   }
   no_operator("<", a, b);
 }
@@ -399,7 +425,8 @@ bool contains(const Value& container, const Value& item) {
   if (container.is_dict()) return item.is_string() && container.find(item.string()) != nullptr;
   if (container.is_undefined()) return false;
   if (!container.is_list()) no_operator("in", item, container);
-  return std::any_of(container.list().begin(), container.list().end(), [&](const Value& v) { return equal(v, item); });
+  return std::any_of(container.list().begin(), container.list().end(),
+                     [&](const Value& v) { return equal(v, item); });
 }
 
 std::string concat(const std::string& a, const std::string& b) {
@@ -409,7 +436,8 @@ std::string concat(const std::string& a, const std::string& b) {
 
 Value arithmetic(const std::string& op, const Value& a, const Value& b) {
   if (a.is_number() && b.is_number()) {
-    if (op == "/" || a.is_float() || b.is_float()) return float_arithmetic(op, a.number(), b.number());
+    if (op == "/" || a.is_float() || b.is_float())
+      return float_arithmetic(op, a.number(), b.number());
     return integer_arithmetic(op, a.integer(), b.integer());
   }
   if (op == "+" && a.is_string() && b.is_string()) return concat(a.string(), b.string());
@@ -418,8 +446,10 @@ Value arithmetic(const std::string& op, const Value& a, const Value& b) {
     all.insert(all.end(), b.list().begin(), b.list().end());
     return Value::list(std::move(all), a.is_tuple());
   }
-  if (op == "*" && a.is_string() && (b.is_int() || b.is_bool())) return repeated(a.string(), b.integer());
-  if (op == "*" && b.is_string() && (a.is_int() || a.is_bool())) return repeated(b.string(), a.integer());
+  if (op == "*" && a.is_string() && (b.is_int() || b.is_bool()))
+    return repeated(a.string(), b.integer());
+  if (op == "*" && b.is_string() && (a.is_int() || a.is_bool()))
+    return repeated(b.string(), a.integer());
   no_operator(op, a, b);
 }
 

@@ -15,7 +15,8 @@ namespace mlxtape::formats::jinja {
 
 constexpr std::size_t kMaxText = std::size_t{64} << 20;  // bytes of any text that a template makes
 constexpr int kMaxNesting = 128;                         // of lists and dicts
-constexpr std::size_t kMaxElements = std::size_t{1} << 20;  // of a list or dict, with those inside of it
+constexpr std::size_t kMaxElements = std::size_t{1}
+                                     << 20;  // of a list or dict, with those inside of it
 
 // What is wrong; whoever knows the line puts it in front.
 struct Fault : std::runtime_error {
@@ -91,13 +92,14 @@ class Value {
 
   std::int64_t integer() const;  // of an int or bool; throws Fault
   double number() const;         // throws Fault
-  const Value* find(const std::string& key) const;  // of a dict or namespace; null where there is none
+  const Value* find(
+      const std::string& key) const;  // of a dict or namespace; null where there is none
 
   bool truth() const;
-  std::string str() const;   // as printed
-  std::string repr() const;  // as printed inside of a list
-  const char* type() const;  // Python's name of it
-  List iterate() const;      // elements, keys or characters; throws Fault
+  std::string str() const;     // as printed
+  std::string repr() const;    // as printed inside of a list
+  const char* type() const;    // Python's name of it
+  List iterate() const;        // elements, keys or characters; throws Fault
   std::size_t weight() const;  // steps that it takes to walk through it
 
  private:
@@ -116,8 +118,8 @@ class Value {
 };
 
 bool equal(const Value& a, const Value& b);
-bool less(const Value& a, const Value& b);                    // throws Fault where there is no order
-bool contains(const Value& container, const Value& item);     // `item in container`
+bool less(const Value& a, const Value& b);                 // throws Fault where there is no order
+bool contains(const Value& container, const Value& item);  // `item in container`
 Value arithmetic(const std::string& op, const Value& a, const Value& b);
 std::string concat(const std::string& a, const std::string& b);  // throws Fault beyond kMaxText
 

@@ -7,7 +7,9 @@ namespace {
 
 constexpr char32_t kReplacement = 0xFFFD;
 
-std::uint8_t byte_at(std::string_view text, std::size_t i) { return static_cast<std::uint8_t>(text[i]); }
+std::uint8_t byte_at(std::string_view text, std::size_t i) {
+  return static_cast<std::uint8_t>(text[i]);
+}
 
 // What may follow a first byte: how many bytes there are in all (0: it is none), and the range of the second.
 struct Lead {
@@ -50,7 +52,8 @@ bool advance(std::string_view text, std::size_t& at, char32_t& c) {
     return false;
   }
   c = n == 1 ? first : first & (0xFFU >> (n + 1));
-  for (int i = 1; i < n; ++i) c = c << 6 | (byte_at(text, at + static_cast<std::size_t>(i)) & 0x3FU);
+  for (int i = 1; i < n; ++i)
+    c = c << 6 | (byte_at(text, at + static_cast<std::size_t>(i)) & 0x3FU);
   at += static_cast<std::size_t>(n);
   return true;
 }
@@ -73,7 +76,9 @@ char32_t next_code_point(std::string_view text, std::size_t& at) {
 
 void append_utf8(std::string& out, char32_t c) {
   if (c > 0x10FFFF || (c >= 0xD800 && c <= 0xDFFF)) c = kReplacement;
-  const auto put = [&](char32_t b) { out.push_back(static_cast<char>(b)); };
+  const auto put = [&](char32_t b) {
+    out.push_back(static_cast<char>(b));
+  };
   if (c < 0x80) {
     put(c);
   } else if (c < 0x800) {
@@ -81,7 +86,8 @@ void append_utf8(std::string& out, char32_t c) {
   } else if (c < 0x10000) {
     put(0xE0 | c >> 12), put(0x80 | (c >> 6 & 0x3F)), put(0x80 | (c & 0x3F));
   } else {
-    put(0xF0 | c >> 18), put(0x80 | (c >> 12 & 0x3F)), put(0x80 | (c >> 6 & 0x3F)), put(0x80 | (c & 0x3F));
+    put(0xF0 | c >> 18), put(0x80 | (c >> 12 & 0x3F)), put(0x80 | (c >> 6 & 0x3F)),
+        put(0x80 | (c & 0x3F));
   }
 }
 
@@ -132,7 +138,8 @@ std::string to_utf8(std::u32string_view points) {
 
 bool is_space(char32_t c) {
   return (c >= 9 && c <= 13) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
 }
 
 std::string_view trim_left(std::string_view text) {
@@ -155,10 +162,14 @@ std::string_view trim_right(std::string_view text) {
 }
 
 std::string to_lower(std::string_view text) {
-  return mapped(text, [](char32_t c) { return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))); });
+  return mapped(text, [](char32_t c) {
+    return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
+  });
 }
 std::string to_upper(std::string_view text) {
-  return mapped(text, [](char32_t c) { return static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c))); });
+  return mapped(text, [](char32_t c) {
+    return static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c)));
+  });
 }
 
 }  // namespace mlxtape::formats

@@ -13,11 +13,13 @@ namespace mlxtape::formats {
 namespace {
 
 const Json& golden() {
-  static const Json json = Json::parse(read_whole(MLXTAPE_GOLDEN_DIR "/chat_golden.json", "test"), "chat_golden.json");
+  static const Json json =
+      Json::parse(read_whole(MLXTAPE_GOLDEN "/chat.json", "test"), "chat.json");
   return json;
 }
 
-std::optional<std::string> rendered(const std::string& text, const Json& messages, const ChatOptions& options) {
+std::optional<std::string> rendered(const std::string& text, const Json& messages,
+                                    const ChatOptions& options) {
   try {
     return ChatTemplate(text, "t").render(messages, options);
   } catch (const Error& e) {
@@ -27,7 +29,9 @@ std::optional<std::string> rendered(const std::string& text, const Json& message
   }
 }
 
-std::optional<std::string> wanted(const Json& want) { return want.is_null() ? std::nullopt : std::optional(want.string()); }
+std::optional<std::string> wanted(const Json& want) {
+  return want.is_null() ? std::nullopt : std::optional(want.string());
+}
 
 std::string message_of(const std::string& text, const ChatOptions& options = {}) {
   try {
@@ -47,12 +51,16 @@ TEST(ChatTemplate, ConversationsAsJinja2) {
     ChatOptions options;
     options.bos_token = "<s>";
     options.eos_token = "</s>";
-    options.variables = golden().find("options")->array()[static_cast<std::size_t>(row.array()[2].integer())];
+    options.variables =
+        golden().find("options")->array()[static_cast<std::size_t>(row.array()[2].integer())];
     if (const Json* tools = options.variables.find("tools")) options.tools = *tools;
-    if (const Json* add = options.variables.find("add_generation_prompt")) options.add_generation_prompt = add->boolean();
+    if (const Json* add = options.variables.find("add_generation_prompt"))
+      options.add_generation_prompt = add->boolean();
     options.variables.erase("tools");
     options.variables.erase("add_generation_prompt");
-    EXPECT_EQ(rendered(golden().find("templates")->find(name)->string(), *golden().find("conversations")->find(conversation), options), wanted(row.array()[3]))
+    EXPECT_EQ(rendered(golden().find("templates")->find(name)->string(),
+                       *golden().find("conversations")->find(conversation), options),
+              wanted(row.array()[3]))
         << name << " of " << conversation << ", options " << options.variables.dump();
     ++cases;
   }
@@ -72,8 +80,12 @@ TEST(ChatTemplate, ExpressionsAsJinja2) {
 }
 
 TEST(ChatTemplate, VariablesReachTheTemplate) {
-  const ChatTemplate t("{{ messages[0].role }}{{ tools }}{{ bos_token }}{{ eos_token }}{{ add_generation_prompt }}{{ x }}", "t");
-  ChatOptions options{true, Json(Json::Array{Json("f")}), "B", "E", Json(Json::Object{{"x", Json(1)}})};
+  const ChatTemplate t(
+      "{{ messages[0].role }}{{ tools }}{{ bos_token }}{{ eos_token }}{{ add_generation_prompt "
+      "}}{{ x }}",
+      "t");
+  ChatOptions options{true, Json(Json::Array{Json("f")}), "B", "E",
+                      Json(Json::Object{{"x", Json(1)}})};
   EXPECT_EQ(t.render(Json::parse(R"([{"role": "r"}])", "m"), options), "r['f']BETrue1");
   options.variables.set("bos_token", "C");  // what is said last counts
   EXPECT_EQ(t.render(Json::parse(R"([{"role": "r"}])", "m"), options), "r['f']CETrue1");
@@ -83,7 +95,8 @@ TEST(ChatTemplate, TheClockCanBeSet) {
   ChatOptions options;
   options.now = 86400 * 365;  // noon is the same day wherever this runs
   *options.now += 43200;
-  EXPECT_EQ(ChatTemplate("{{ strftime_now('%Y-%m') }}", "t").render(Json(Json::Array{}), options), "1971-01");
+  EXPECT_EQ(ChatTemplate("{{ strftime_now('%Y-%m') }}", "t").render(Json(Json::Array{}), options),
+            "1971-01");
 }
 
 TEST(ChatTemplate, SaysWhatIsWrongAndWhere) {
@@ -137,7 +150,9 @@ TEST(ChatTemplate, SaysWhatIsWrongAndWhere) {
       {"{{ 1", "not closed by }}"},
       {"\xff", "valid UTF-8"},
   };
-  for (const Row& row : table) EXPECT_NE(message_of(row.text).find(row.message), std::string::npos) << row.text << "\n  " << message_of(row.text);
+  for (const Row& row : table)
+    EXPECT_NE(message_of(row.text).find(row.message), std::string::npos)
+        << row.text << "\n  " << message_of(row.text);
   EXPECT_THROW(ChatTemplate("", "t").render(Json()), Error);
   ChatOptions options;
   options.variables = Json(1);
@@ -156,11 +171,14 @@ TEST(ChatTemplate, HostileTemplatesEnd) {
   const std::string grow = "{% for a in range(9999) %}";
   const std::pair<std::string, const char*> table[] = {
       {repeat("{% for a in range(99999) %}", 3) + repeat("{% endfor %}", 3), "too many steps"},
-      {"{% set n = namespace(s='aaaaaaaa') %}" + grow + "{% set n.s = n.s + n.s %}{% endfor %}", ""},
-      {"{% set n = namespace(s='aaaaaaaa') %}" + grow + "{% set n.s = n.s ~ n.s %}{% endfor %}", ""},
+      {"{% set n = namespace(s='aaaaaaaa') %}" + grow + "{% set n.s = n.s + n.s %}{% endfor %}",
+       ""},
+      {"{% set n = namespace(s='aaaaaaaa') %}" + grow + "{% set n.s = n.s ~ n.s %}{% endfor %}",
+       ""},
       {"{% set n = namespace(s=[1]) %}" + grow + "{% set n.s = n.s + n.s %}{% endfor %}", ""},
       {"{% set n = namespace(s=[1]) %}" + grow + "{% set n.s = [n.s] %}{% endfor %}", "128 deep"},
-      {"{% set n = namespace(s=[1]) %}" + grow + "{% set n.s = [n.s, n.s] %}{% endfor %}", "elements"},
+      {"{% set n = namespace(s=[1]) %}" + grow + "{% set n.s = [n.s, n.s] %}{% endfor %}",
+       "elements"},
       {"{% set n = namespace() %}{% set n.n = n %}", "must hold values only"},
       {"{{ 'a' * 999999999999 }}", "bytes long"},
       {"{{ 'aaaaaaaaaaaaaaaa' * 9999999 }}", "bytes long"},

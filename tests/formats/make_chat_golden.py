@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes chat_golden.json: templates in the manner of those that models carry, conversations, and what jinja2 makes
+"""Writes golden/chat.json: templates in the manner of those that models carry, conversations, and what jinja2 makes
 of them in the environment in which transformers renders. Needs jinja2 and transformers.
 
-    python3 tests/formats/make_chat_golden.py > tests/formats/chat_golden.json
+    python3 tests/formats/make_chat_golden.py > tests/formats/golden/chat.json
 """
 import json
 import sys

@@ -28,9 +28,10 @@ struct ChatOptions {
   bool add_generation_prompt = false;  // ends with the beginning of an answer
   Json tools;                          // an array of function schemas; null where there is none
   std::string bos_token, eos_token;
-  Json variables;                        // an object: what else the template may ask for, as enable_thinking
-  std::optional<std::int64_t> now{};     // seconds since 1970 for strftime_now; the clock's where absent
-  std::int64_t max_steps = 20'000'000;   // evaluated nodes and, by 64, bytes that were put together
+  Json variables;  // an object: what else the template may ask for, as enable_thinking
+  std::optional<std::int64_t>
+      now{};  // seconds since 1970 for strftime_now; the clock's where absent
+  std::int64_t max_steps = 20'000'000;  // evaluated nodes and, by 64, bytes that were put together
 };
 
 class ChatTemplate {

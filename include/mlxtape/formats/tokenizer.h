@@ -1,0 +1,81 @@
+// Texts to token ids and back, by a model's tokenizer.json: byte-level BPE as Qwen and Llama 3 have it.
+//
+// Read       model BPE (merges as "a b" or ["a", "b"], ignore_merges); added_tokens with all their flags;
+//            normalizers NFC, NFD, NFKC, NFKD, Replace, Prepend, Sequence;
+//            pre_tokenizers Split, Digits, ByteLevel (which must be last), Sequence;
+//            post_processors TemplateProcessing, ByteLevel, Sequence; decoders ByteLevel, Fuse, Sequence.
+//            Anything else is an Error(kIo) that names it. Truncation and padding are the caller's business.
+// Encoding   gives the ids that Hugging Face's tokenizers gives. Letters, digits and spaces are those of Unicode 14
+//            (PCRE2), normal forms those of Unicode 15 (utf8proc): newer characters may be cut otherwise.
+//            Bytes that are no UTF-8 count as U+FFFD. The time is n·log n in the length of the longest word.
+// Decoding   joins the bytes of the tokens; what is no UTF-8 then becomes U+FFFD. An id without a token gives nothing:
+//            models have a few more rows than tokens.
+//
+// Threads    A Tokenizer is constant: use one from any number of threads. A StreamDecoder is one thread's.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "mlxtape/formats/chat_template.h"
+
+namespace mlxtape::formats {
+
+using TokenId = std::int32_t;
+
+class Tokenizer {
+ public:
+  // tokenizer.json alone: no special tokens by role, no chat template.
+  static Tokenizer from_json(std::string_view json, const std::string& source);
+  static Tokenizer from_file(const std::string& path);
+  // A model's folder: tokenizer.json and, where they are, tokenizer_config.json (bos, eos, pad, chat template),
+  // chat_template.jinja (before the one in the config) and generation_config.json (its eos ids before the config's).
+  static Tokenizer from_directory(const std::string& directory);
+
+  // add_special_tokens: with what the post-processor puts around a text, as a bos token.
+  std::vector<TokenId> encode(std::string_view text, bool add_special_tokens = true) const;
+  std::string decode(std::span<const TokenId> ids, bool skip_special = false) const;
+
+  std::string_view token_of(
+      TokenId id) const;  // as in the file; throws kArgument where there is none
+  std::optional<TokenId> id_of(std::string_view token) const;  // a token as in the file
+  bool is_special(TokenId id) const;
+  TokenId vocabulary_size() const;  // the largest id and one
+
+  std::optional<TokenId> bos_id() const;
+  std::optional<TokenId> pad_id() const;
+  const std::vector<TokenId>& eos_ids()
+      const;                                  // any of them ends a text; empty where none is known
+  std::string bos_token() const;              // "" where there is none: what a chat template wants
+  std::string eos_token() const;              // the config's
+  const ChatTemplate* chat_template() const;  // null where there is none
+
+ private:
+  friend class StreamDecoder;
+  struct Parts;
+  Tokenizer() = default;
+  std::shared_ptr<const Parts> parts_;
+};
+
+// Text from ids that come one at a time. A character whose bytes are spread over tokens comes with its last one;
+// all pieces and the end together are what decode gives.
+class StreamDecoder {
+ public:
+  explicit StreamDecoder(Tokenizer tokenizer, bool skip_special = false)
+      : tokenizer_(std::move(tokenizer)), skip_special_(skip_special) {}
+
+  std::string put(TokenId id);  // what is complete now; often "" in the midst of a character
+  std::string end();            // what was held back, as U+FFFD; then it begins anew
+
+ private:
+  Tokenizer tokenizer_;
+  bool skip_special_;
+  std::string held_;
+};
+
+}  // namespace mlxtape::formats

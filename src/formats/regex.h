@@ -1,0 +1,29 @@
+// Regular expressions as tokenizers write them, by PCRE2.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace mlxtape::formats {
+
+class Regex {
+ public:
+  using Match = std::pair<std::size_t, std::size_t>;  // begin and end, in bytes
+
+  explicit Regex(const std::string& pattern);  // throws kArgument
+  static Regex literal(std::string_view text);
+
+  // All matches that are not empty, from left to right. text is valid UTF-8. Throws kArgument for a pattern that
+  // takes too long on it.
+  void find_all(std::string_view text, std::vector<Match>& out) const;
+
+ private:
+  Regex(const std::string& pattern, unsigned options);
+  std::shared_ptr<const void> code_;  // compiled, shared by copies
+  std::string pattern_;
+};
+
+}  // namespace mlxtape::formats
