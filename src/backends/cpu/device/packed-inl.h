@@ -139,7 +139,7 @@ struct CodeRows {
   std::int64_t groups, group;
 };
 
-// sums [kRows, pitch] = w·xᵀ for kRows rows of weights and kFew of x [kFew, K], ordered.
+// sums [kFew, pitch] = x·wᵀ for kRows rows of weights and kFew of x [kFew, K], ordered.
 template <int kBits, int kFew, int kRows>
 HWY_NOINLINE void code_products(const CodeRows& w, const float* x, float* sums,
                                 std::int64_t pitch) {
@@ -191,8 +191,8 @@ using CodeProducts = void (*)(const CodeRows&, const float*, float*, std::int64_
 template <int kBits, bool kOneRow>
 constexpr std::array<CodeProducts, kMostFew> kCodeProducts =
     []<int... kFew>(std::integer_sequence<int, kFew...>) {
-      return std::array<CodeProducts, kMostFew>{code_products < kBits, kFew + 1,
-                                                kOneRow ? 1 : rows_beside(kFew + 1) > ...};
+      return std::array<CodeProducts, kMostFew>{
+          (&code_products<kBits, kFew + 1, (kOneRow ? 1 : rows_beside(kFew + 1))>)...};
     }(std::make_integer_sequence<int, kMostFew>());
 
 // Weights as they are stored: codes [N, K·bits/32], scales and biases [N, K/group].
