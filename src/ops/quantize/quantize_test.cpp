@@ -437,11 +437,12 @@ TEST_P(Quantize, SameBitsOnEveryRun) {
 }
 
 TEST(QuantizeCheck, SaysWhatIsWrong) {
-  const auto meta = [](Shape shape, DType dtype = DType::kF32, Backend backend = Backend::kCpu) {
-    return Tensor::meta(std::move(shape), dtype, backend);
+  const auto meta = [](const Shape& shape, DType dtype = DType::kF32,
+                       Backend backend = Backend::kCpu) {
+    return Tensor::meta(shape, dtype, backend);
   };
-  const auto quantize = [&](Shape shape, QuantizeFormat format, DType dtype = DType::kF32) {
-    return ops::quantize_check(meta(std::move(shape), dtype), format);
+  const auto quantize = [&](const Shape& shape, QuantizeFormat format, DType dtype = DType::kF32) {
+    return ops::quantize_check(meta(shape, dtype), format);
   };
   const Quantized good{meta({3, 16}, DType::kU32), meta({3, 2}), meta({3, 2})};
   ASSERT_FALSE(ops::dequantize_check(good, {}, DType::kF16));
