@@ -159,6 +159,16 @@ class Mlx:
             lambda: mx.fast.rope(x, width, traditional=False, base=10000.0, scale=1.0, offset=0)
         )
 
+    def quantize(self, form, direction, rows, cols, bits):
+        w = self.randn(rows, cols)
+        if form != "back":
+            return self.run(lambda: mx.quantize(w, bits=bits))
+        codes, scales, biases = mx.quantize(w, bits=bits)
+        back = lambda s, b: mx.dequantize(codes, s, b, bits=bits)
+        if direction == "fwd":
+            return self.run(lambda: back(scales, biases))
+        return self.backward_of(lambda s, b: [back(s, b)], [scales, biases], w)
+
     def dropout(self, form, direction, rows, cols):
         x, fn = self.randn(rows, cols), mlx_nn.Dropout(0.1)
         return self.run(lambda: fn(x))

@@ -13,16 +13,16 @@
 //            codes as one stream of bits, the first in the lowest bits of the first word. Strided inputs are
 //            copied first. Saved: codes.
 // Types      w: f32, f16, bf16; quantize gives scales and biases of w's type, dequantize any of the three, by default
-//            the scales'. All is f32, one operation at a time, and rounded once when stored: codes are
-//            made with the unrounded s. Has the bits of MLX on a CPU by kCpu. dequantize has them for f32; for f16
-//            and bf16 MLX rounds s·q first, on a CPU, and 16 % of the weights at 2 bits, 49 % at 4 and 64 %
-//            at 8 differ in their last bit.
-// Cost       quantize reads w once, writes the rest; dequantize and its gradient read codes, scales and biases, or dw,
-//            once. Bound by memory.
+//            the scales'. All is f32, one operation at a time, rounded once when stored: codes are made with the
+//            unrounded s. By kCpu quantize has the bits of MLX on a CPU; dequantize has them for f32. In 16 bits MLX
+//            rounds s·q first there, so that of normally distributed weights 16 % at 2 bits, 49 % at 4 and
+//            64 % at 8 differ by a rounding. Gradients: f32 sums.
+// Cost       quantize reads w once and writes the rest; dequantize reads codes, scales and biases once and writes w, its
+//            gradient reads codes and dw. Bound by memory.
 // Limits     bits 2, 3, 4, 5, 6, 8; group_size 32, 64, 128, which divides in; rank ≥ 2; any extent may be 0.
-//            With s and b in f32, w comes back within |s|/2, where q = n within |s|, and 0 ≥ lo, if the group
-//            reaches it, within a rounding of b. A group with NaN or ±inf has NaN for s and b and codes 0; one whose
-//            hi − lo overflows has s = ±inf and comes back as NaN.
+//            With s and b in f32, w comes back within |s|/2, or |s| where q = n, and a 0 within a rounding of b.
+//            A group with NaN or ±inf has NaN for s and b and codes 0; one whose hi − lo overflows has s = ±inf
+//            and comes back as NaN.
 #pragma once
 
 #include <optional>

@@ -59,8 +59,7 @@ void dequantize_pullback(Pullback& pullback) {
 Check quantize_check(const Tensor& w, const QuantizeFormat& format) {
   if (const Check check = format_check("quantize", format)) return check;
   if (w.rank() < 2) {
-    return Error(Errc::kShape,
-                 "quantize: w must be [..., out, in], got " + to_string(w.shape()));
+    return Error(Errc::kShape, "quantize: w must be [..., out, in], got " + to_string(w.shape()));
   }
   if (const Check check = float_check("quantize", "w", w.dtype())) return check;
   if (w.shape().back() % format.group_size != 0) {
@@ -94,8 +93,8 @@ Check dequantize_check(const Quantized& w, const QuantizeFormat& format, DType d
 Check dequantize_backward_check(const Quantized& w, const QuantizeFormat& format,
                                 const Tensor& dw) {
   if (const Check check = dequantize_check(w, format, dw.dtype())) return check;
-  return expect_tensor(Beside{"dequantize", "scales", w.scales}, "dw", dw,
-                       weights_shape(w, format), dw.dtype());
+  return expect_tensor(Beside{"dequantize", "scales", w.scales}, "dw", dw, weights_shape(w, format),
+                       dw.dtype());
 }
 
 Quantized quantize(CommandEncoder& encoder, const Tensor& w, const QuantizeFormat& format,

@@ -1,6 +1,6 @@
 // CPU kernels of quantize (formula: mlxtape/ops/quantize.h). A task is a run of groups. Codes are read a vector at a
 // time: its bits lie within 16 bytes, of which each lane gets the two that hold its own. They are written eight at a
-// time, squeezed together in a 64-bit word. Bound by memory, on few cores by the division.
+// time, squeezed together in a 64-bit word. Bound by memory; quantize on few cores by what it does for a group.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/quantize/quantize.cpu.cpp"
 #include <hwy/foreach_target.h>
@@ -22,25 +22,36 @@ using DBytes = hn::Repartition<std::uint8_t, DU>;
 constexpr std::size_t kMostGroup = 128;
 constexpr std::size_t kReach = 16;  // bytes that a load of codes reads, needed or not
 
-// fn(g) for every group; bytes: what a group moves in all.
+// fn(begin, end) for runs of groups; bytes: what a group moves in all.
 template <class Fn>
-HWY_INLINE void for_groups(const QuantizeArgs& args, std::size_t bytes, const Fn& fn) {
+HWY_INLINE void for_runs(const QuantizeArgs& args, std::size_t bytes, const Fn& fn) {
   const std::int64_t each = cpu::rows_per_task(static_cast<std::int64_t>(bytes));
   parallel_for(ceil_div(args.groups, each), [&](std::int64_t task) {
-    const std::int64_t stop = std::min(args.groups, (task + 1) * each);
-    for (std::int64_t g = task * each; g < stop; ++g) fn(static_cast<std::size_t>(g));
+    fn(static_cast<std::size_t>(task * each),
+       static_cast<std::size_t>(std::min(args.groups, (task + 1) * each)));
     hwy::FlushStream();
+  });
+}
+template <class Fn>
+HWY_INLINE void for_groups(const QuantizeArgs& args, std::size_t bytes, const Fn& fn) {
+  for_runs(args, bytes, [&](std::size_t begin, std::size_t end) HWY_ATTR {
+    for (std::size_t g = begin; g < end; ++g) fn(g);
   });
 }
 
 // ---- codes ----
 
-// Eight codes, one in each byte, without the gaps between them: first in pairs, then in fours.
+// Eight codes in each lane, one in each byte, without the gaps between them: first in pairs, then in fours.
+using DEights = hn::CappedTag<std::uint64_t, 4>;  // no more than the smallest group has
 template <int kBits>
-HWY_INLINE std::uint64_t squeeze(std::uint64_t x) {
-  x = (x & 0x00ff00ff00ff00ffU) | ((x & 0xff00ff00ff00ff00U) >> (8U - kBits));
-  x = (x & 0x0000ffff0000ffffU) | ((x & 0xffff0000ffff0000U) >> (16U - 2U * kBits));
-  return (x & 0x00000000ffffffffU) | ((x >> 32U) << (4U * kBits));
+HWY_INLINE hn::Vec<DEights> squeeze(hn::Vec<DEights> x) {
+  const DEights d;
+  const auto low = [&](std::uint64_t mask) HWY_ATTR {
+    return hn::And(x, hn::Set(d, mask));
+  };
+  x = hn::Or(low(0x00ff00ff00ff00ffU), hn::ShiftRight<8 - kBits>(low(0xff00ff00ff00ff00U)));
+  x = hn::Or(low(0x0000ffff0000ffffU), hn::ShiftRight<16 - 2 * kBits>(low(0xffff0000ffff0000U)));
+  return hn::Or(low(0x00000000ffffffffU), hn::ShiftLeft<4 * kBits>(hn::ShiftRight<32>(x)));
 }
 
 // Codes as vectors, two neighbours at a time: the first of a pair begins with a byte, the second, of four lanes and an
@@ -125,30 +136,42 @@ HWY_INLINE GroupFit fit(const T* w, std::size_t size, float n, bool gpu_rule) {
                    gpu_rule);
 }
 
+// The product with 1/s is off by less than 2^-14, so that the quotient itself, which takes ten times as long, matters
+// only near a half.
 template <class T, int kBits>
 HWY_INLINE void write_codes(const T* w, std::size_t size, GroupFit f, bool gpu_rule,
                             std::uint8_t* codes) {
   const DF d;
-  const DI di;
-  const VF s = hn::Set(d, f.s), b = hn::Set(d, f.b);
+  const DU du;
+  const hn::Rebind<std::uint8_t, DF> d8;
+  const VF s = hn::Set(d, f.s), b = hn::Set(d, f.b), inverse = hn::Set(d, 1 / f.s);
   const VF n = hn::Set(d, (1 << kBits) - 1), half = hn::Set(d, 0.5F);
+  const VF magic = hn::Set(d, 0x1p23F);  // adding it rounds, and leaves the code in the lowest bits
+  const auto clamped = [&](VF t) HWY_ATTR {  // NaN gives 0
+    return hn::Min(hn::IfThenElseZero(hn::Gt(t, hn::Zero(d)), t), n);
+  };
   HWY_ALIGN std::uint8_t each[kMostGroup];
   for (std::size_t i = 0; i < size; i += hn::Lanes(d)) {
-    const VF x = hn::Div(hn::Sub(load(d, w + i), b), s);
-    const VF t = hn::Min(hn::IfThenElseZero(hn::Gt(x, hn::Zero(d)), x), n);  // NaN gives 0
-    auto q = hn::NearestInt(t);
-    if (gpu_rule) {
-      const auto tie = hn::Eq(hn::Sub(t, hn::ConvertTo(d, q)), half);
-      q = hn::Add(q, hn::IfThenElseZero(hn::RebindMask(di, tie), hn::Set(di, 1)));
+    const VF x = hn::Sub(load(d, w + i), b);
+    VF t = clamped(hn::Mul(x, inverse));
+    VF rounded = hn::Add(t, magic);
+    const VF rest = hn::Sub(t, hn::Sub(rounded, magic));
+    if (HWY_UNLIKELY(!hn::AllFalse(d, hn::Gt(hn::Abs(rest), hn::Set(d, 0.5F - 0x1p-13F))))) {
+      t = clamped(hn::Div(x, s));
+      rounded = hn::Add(t, magic);
+      const auto tie = hn::Eq(hn::Sub(t, hn::Sub(rounded, magic)), half);
+      if (gpu_rule) rounded = hn::Add(rounded, hn::IfThenElseZero(tie, hn::Set(d, 1.0F)));
     }
-    const hn::Rebind<std::uint8_t, DF> d8;
-    hn::StoreU(hn::DemoteTo(d8, q), d8, each + i);
+    hn::StoreU(hn::TruncateTo(d8, hn::BitCast(du, rounded)), d8, each + i);
   }
-  for (std::size_t i = 0; i < size; i += 8, codes += kBits) {
-    std::uint64_t eight;
-    std::memcpy(&eight, each + i, 8);
-    eight = squeeze<kBits>(eight);
-    std::memcpy(codes, &eight, kBits);
+  const DEights d64;
+  HWY_ALIGN std::uint64_t eights[hn::MaxLanes(d64)];
+  for (std::size_t i = 0; i < size; i += 8 * hn::Lanes(d64)) {
+    const auto bytes = hn::Load(hn::Repartition<std::uint8_t, DEights>(), each + i);
+    hn::Store(squeeze<kBits>(hn::BitCast(d64, bytes)), d64, eights);
+    for (std::size_t k = 0; k < hn::Lanes(d64); ++k, codes += kBits) {
+      std::memcpy(codes, eights + k, kBits);
+    }
   }
 }
 
@@ -164,11 +187,18 @@ void quantize_fwd(const KernelCall& call) {
   with_bits(args.bits, [&](auto bits) {
     constexpr int kBits = bits;
     const std::size_t bytes = size * kBits / 8;
-    for_groups(args, size * sizeof(T) + bytes, [&](std::size_t g) HWY_ATTR {
-      const GroupFit f = fit(w + g * size, size, (1 << kBits) - 1, gpu_rule);
-      write_codes<T, kBits>(w + g * size, size, f, gpu_rule, codes + g * bytes);
-      scales[g] = static_cast<T>(f.s);
-      biases[g] = static_cast<T>(f.b);
+    const auto fitted = [&](std::size_t g) HWY_ATTR {
+      return fit(w + g * size, size, (1 << kBits) - 1, gpu_rule);
+    };
+    for_runs(args, size * sizeof(T) + bytes, [&](std::size_t begin, std::size_t end) HWY_ATTR {
+      GroupFit next = fitted(begin);
+      for (std::size_t g = begin; g < end; ++g) {
+        const GroupFit f = next;
+        if (g + 1 < end) next = fitted(g + 1);  // beside g's codes: its divisions are a chain
+        write_codes<T, kBits>(w + g * size, size, f, gpu_rule, codes + g * bytes);
+        scales[g] = static_cast<T>(f.s);
+        biases[g] = static_cast<T>(f.b);
+      }
     });
   });
 }
@@ -200,8 +230,8 @@ void dequantize_fwd(const KernelCall& call) {
   const std::int64_t bytes = (args.groups << args.group_shift) * std::int64_t{sizeof(T)};
   const bool aligned = reinterpret_cast<std::uintptr_t>(call.out[0]) % 64 == 0;
   with_bits(args.bits, [&](auto bits) {
-    aligned && bytes >= cpu::kStreamBytes ? dequantize_groups<T, decltype(bits)::value, true>(call)
-                                          : dequantize_groups<T, decltype(bits)::value, false>(call);
+    aligned&& bytes >= cpu::kStreamBytes ? dequantize_groups<T, decltype(bits)::value, true>(call)
+                                         : dequantize_groups<T, decltype(bits)::value, false>(call);
   });
 }
 

@@ -208,7 +208,8 @@ TEST_P(Quantize, MatchesTheRuleForUnusualGroups) {
   for (const int size : {3, 4, 6, 7, 15, 30, 62, 63, 126, 255, 510}) {  // quotients with a half
     groups.push_back(group_of([&] { return static_cast<double>(noise.below(size + 1)) / 2; }));
     groups.push_back(group_of([&] { return -static_cast<double>(noise.below(size + 1)) / 2; }));
-    groups.push_back(group_of([&] { return static_cast<double>(noise.below(size + 1)) - size / 2.0; }));
+    groups.push_back(
+        group_of([&] { return static_cast<double>(noise.below(size + 1)) - size / 2.0; }));
   }
   groups.push_back(group_of([&] { return noise.next() < 0 ? -1.0 : 1.0; }));
   for (const DType dtype : kFloats) {
@@ -234,9 +235,11 @@ TEST_P(Quantize, ComesBackWithinAStep) {
       const QuantizeFormat format{bits, 32};
       Values w = random_weights(64 * 32, DType::kF32, 7);
       for (std::size_t i = 0; i < w.size(); i += 32) w[i + i / 32 % 32] = 0;
-      const Quantized out = ops::quantize(encoder(), upload(w, {64, 32}, DType::kF32), format, rule);
+      const Quantized out =
+          ops::quantize(encoder(), upload(w, {64, 32}, DType::kF32), format, rule);
       const Values q = unpacked(download(out.codes), bits), s = download(out.scales),
-                   b = download(out.biases), back = download(ops::dequantize(encoder(), out, format));
+                   b = download(out.biases),
+                   back = download(ops::dequantize(encoder(), out, format));
       for (std::size_t i = 0; i < w.size(); ++i) {
         const double step = std::abs(s[i / 32]);
         const double most = q[i] == (1 << bits) - 1 ? step : step / 2;
@@ -426,19 +429,20 @@ TEST_P(Quantize, SameBitsOnEveryRun) {
     expect_repeatable(encoder(), [&] {
       const Quantized q = ops::quantize(encoder(), w, format);
       const auto grads = ops::dequantize_backward(encoder(), codes, format, w);
-      return std::vector<Tensor>{q.codes, q.scales, q.biases,
-                                 ops::dequantize(encoder(), codes, format), grads.d_scales,
-                                 grads.d_biases};
+      return std::vector<Tensor>{q.codes,        q.scales,
+                                 q.biases,       ops::dequantize(encoder(), codes, format),
+                                 grads.d_scales, grads.d_biases};
     });
   }
 }
 
 TEST(QuantizeCheck, SaysWhatIsWrong) {
-  const auto meta = [](Shape shape, DType dtype = DType::kF32, Backend backend = Backend::kCpu) {
-    return Tensor::meta(std::move(shape), dtype, backend);
+  const auto meta = [](const Shape& shape, DType dtype = DType::kF32,
+                       Backend backend = Backend::kCpu) {
+    return Tensor::meta(shape, dtype, backend);
   };
-  const auto quantize = [&](Shape shape, QuantizeFormat format, DType dtype = DType::kF32) {
-    return ops::quantize_check(meta(std::move(shape), dtype), format);
+  const auto quantize = [&](const Shape& shape, QuantizeFormat format, DType dtype = DType::kF32) {
+    return ops::quantize_check(meta(shape, dtype), format);
   };
   const Quantized good{meta({3, 16}, DType::kU32), meta({3, 2}), meta({3, 2})};
   ASSERT_FALSE(ops::dequantize_check(good, {}, DType::kF16));
@@ -499,7 +503,7 @@ std::vector<BenchCase> quantize_bench_cases() {
     const auto size = static_cast<std::int64_t>(size_of(dtype));
     const std::int64_t dense = rows * cols * size;
     const std::int64_t codes = rows * cols * bits / 8, pairs = 2 * rows * cols / 64 * size;
-    const std::string shape = "4096x4096x" + std::to_string(bits) + "bit";
+    const std::string shape = "4096x4096x" + std::to_string(bits);
     const auto weights = [=](CommandEncoder& encoder) {
       return random_tensor(encoder, {rows, cols}, dtype, 1);
     };
