@@ -96,8 +96,10 @@ __global__ void __launch_bounds__(kStepThreads, 2)
   }
 #pragma unroll
   for (int i = 0; i < kStepRows; ++i) {
-    room.most[warp][i] = most[i];
-    room.sum[warp][i] = sum[i];
+    if (lane == 0) {
+      room.most[warp][i] = most[i];
+      room.sum[warp][i] = sum[i];
+    }
 #pragma unroll
     for (int c = 0; c < kLaneChannels; ++c) room.sums[warp][i][lane + c * cuda::kWarp] = sums[i][c];
   }

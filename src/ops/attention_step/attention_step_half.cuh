@@ -156,8 +156,10 @@ __global__ void __launch_bounds__(kStepThreads, 2)
     for (int step = 4; step < cuda::kWarp; step *= 2) {
       softmax.sum[i] += __shfl_xor_sync(cuda::kAll, softmax.sum[i], step);
     }
-    room.most[warp][2 * c + i] = softmax.most[i];  // the same from every g
-    room.sum[warp][2 * c + i] = softmax.sum[i];
+    if (g == 0) {
+      room.most[warp][2 * c + i] = softmax.most[i];
+      room.sum[warp][2 * c + i] = softmax.sum[i];
+    }
 #pragma unroll
     for (int u = 0; u < kSize / 64; ++u) {
 #pragma unroll

@@ -139,8 +139,8 @@ void expect_same(const char* what, const Values& got, const Values& want) {
 
 TEST(AttentionStepCheck, SaysWhatIsWrong) {
   const Backend far = Backend::kMetal;
-  const auto meta = [](Shape shape, DType t = DType::kF32, Backend b = Backend::kCpu) {
-    return Tensor::meta(std::move(shape), t, b);
+  const auto meta = [](const Shape& shape, DType t = DType::kF32, Backend b = Backend::kCpu) {
+    return Tensor::meta(shape, t, b);
   };
   const auto q = meta({2, 3, 4, 8}), k = meta({2, 3, 2, 8}), v = meta({2, 3, 2, 6});
   const AttentionCache cache{meta({2, 9, 2, 8}), meta({2, 9, 2, 6}), meta({2}, DType::kI32)};
@@ -154,8 +154,8 @@ TEST(AttentionStepCheck, SaysWhatIsWrong) {
     return ops::attention_step_check(q, k, v, cache, o);
   };
   const auto encoder = Device::cpu().make_encoder();
-  const auto zeros = [&](Shape shape, DType t = DType::kF32) {
-    return encoder->zeros(std::move(shape), t);
+  const auto zeros = [&](const Shape& shape, DType t = DType::kF32) {
+    return encoder->zeros(shape, t);
   };
   const Tensor both = zeros({2, 2, 4, 1, 2});
   const Tensor a = both.select(0, 0), b = both.select(0, 1), fresh = zeros({2, 1, 1, 2});
