@@ -45,4 +45,11 @@ QuantizedMatmulGrads quantized_matmul_backward(CommandEncoder& encoder, const Te
                                                const QuantizedWeight& w, const Tensor& dy,
                                                QuantizedMatmulWanted wanted = {});
 
+// For ops made of this one: w [..., N, K] in full, with as many axes as the codes, in a type that x may have; and from
+// its gradient dw, of the same shape and type, the sums over groups: dscales and dbiases.
+Check quantized_unpack_check(const QuantizedWeight& w, DType dtype);
+Tensor quantized_unpack(CommandEncoder& encoder, const QuantizedWeight& w, DType dtype);
+QuantizedMatmulGrads quantized_unpack_backward(CommandEncoder& encoder, const QuantizedWeight& w,
+                                               const Tensor& dw);
+
 }  // namespace mlxtape::ops

@@ -6,7 +6,7 @@
 #include "mlxtape/base/checked.h"
 #include "mlxtape/ops/elementwise.h"
 #include "mlxtape/ops/matmul.h"
-#include "ops/expect.h"
+#include "ops/expect_quantized.h"
 #include "quantized_matmul_args.h"
 
 namespace mlxtape::ops {
@@ -85,12 +85,13 @@ void gradient_x(CommandEncoder& encoder, const QuantizedWeight& w, const Quantiz
   dx = cast(encoder, sum, dx.dtype());
 }
 
-void gradient_params(CommandEncoder& encoder, const Tensor& x, const QuantizedWeight& w,
-                     const QuantizedMatmulArgs& args, const Tensor& dy, const Tensor& dscales,
-                     const Tensor& dbiases) {
+// Sums over groups, part by part: dw_of(start, stop) gives rows of dW as f32.
+template <class DwOf>
+void gradient_params(CommandEncoder& encoder, const QuantizedWeight& w,
+                     const QuantizedMatmulArgs& args, const Tensor& dscales, const Tensor& dbiases,
+                     const DwOf& dw_of) {
   each_part(encoder, args, DType::kF32, [&](std::int64_t start, std::int64_t stop) {
-    const Tensor dw = encoder.empty({stop - start, args.k}, DType::kF32);
-    matmul_into(encoder, dy.slice(1, start, stop).transpose({1, 0}), x, dw, 0);
+    const Tensor dw = dw_of(start, stop);
     const auto rows = [&](const Tensor& t) {
       return t.defined() ? t.slice(0, start, stop) : t;
     };
@@ -100,6 +101,13 @@ void gradient_params(CommandEncoder& encoder, const Tensor& x, const QuantizedWe
     encoder.dispatch(kParamsBack, w.scales.dtype(), part, {dw, codes}, {ds, db});
   });
 }
+
+// w of any number of axes as one matrix.
+Tensor as_matrix(CommandEncoder& encoder, const Tensor& t) {
+  const std::int64_t columns = t.shape().back();
+  return encoder.contiguous(t).reshape({columns == 0 ? 0 : t.size() / columns, columns});
+}
+std::int64_t row_length(const QuantizedWeight& w) { return w.codes.shape().back() * 32 / w.bits; }
 
 void quantized_matmul_pullback(Pullback& pullback) {
   // x, codes, scales, biases
@@ -122,28 +130,9 @@ Check quantized_matmul_check(const Tensor& x, const QuantizedWeight& w) {
     return wrong(Errc::kDType,
                  std::string("x must be f32, f16 or bf16, got ") + name_of(x.dtype()));
   }
-  if (w.bits < 2 || w.bits > 8 || w.bits == 7) {
-    return wrong(Errc::kArgument, "bits must be 2, 3, 4, 5, 6 or 8, got " + std::to_string(w.bits));
-  }
-  if (w.group_size != 32 && w.group_size != 64 && w.group_size != 128) {
-    return wrong(Errc::kArgument,
-                 "group_size must be 32, 64 or 128, got " + std::to_string(w.group_size));
-  }
-  const std::int64_t k = x.shape().back();
-  if (k % w.group_size != 0) {
-    return wrong(Errc::kShape, "the last axis of x must be a multiple of the group size " +
-                                   std::to_string(w.group_size) + ", got " + to_string(x.shape()));
-  }
-  const Beside beside{"quantized_matmul", "x", x};
   const std::int64_t n = w.codes.rank() == 2 ? w.codes.dim(0) : 0;
-  if (const Check check =
-          expect_tensor(beside, "codes", w.codes, {n, k * w.bits / 32}, DType::kU32)) {
-    return check;
-  }
-  const DType type = w.scales.dtype() == DType::kF32 ? DType::kF32 : x.dtype();
-  const Shape groups{n, k / w.group_size};
-  if (const Check check = expect_tensor(beside, "scales", w.scales, groups, type)) return check;
-  return expect_tensor(beside, "biases", w.biases, groups, type);
+  return expect_quantized(Beside{"quantized_matmul", "x", x}, "", w, {n}, x.shape().back(),
+                          x.dtype());
 }
 
 Check quantized_matmul_backward_check(const Tensor& x, const QuantizedWeight& w, const Tensor& dy) {
@@ -196,8 +185,63 @@ QuantizedMatmulGrads quantized_matmul_backward(CommandEncoder& encoder, const Te
   }
   if (wanted.scales || wanted.biases) {
     const Tensor rows = encoder.contiguous(x).reshape({args.m, args.k});
-    gradient_params(encoder, rows, packed, args, dy_rows, grads.dscales, grads.dbiases);
+    gradient_params(encoder, packed, args, grads.dscales, grads.dbiases,
+                    [&](std::int64_t start, std::int64_t stop) {
+                      const Tensor dw = encoder.empty({stop - start, args.k}, DType::kF32);
+                      matmul_into(encoder, dy_rows.slice(1, start, stop).transpose({1, 0}), rows,
+                                  dw, 0);
+                      return dw;
+                    });
   }
+  return grads;
+}
+
+Check quantized_unpack_check(const QuantizedWeight& w, DType dtype) {
+  const Tensor& codes = w.codes;
+  const auto refuse = [](Errc code, const std::string& what) {
+    return Error(code, "quantized_unpack: " + what);
+  };
+  if (!is_kernel_float(dtype)) {
+    return refuse(Errc::kDType,
+                  std::string("dtype must be f32, f16 or bf16, got ") + name_of(dtype));
+  }
+  if (codes.rank() < 2 || w.bits < 1) {
+    return refuse(Errc::kShape, "codes must be [..., N, K·bits/32], got " +
+                                    to_string(codes.shape()) + " of " + std::to_string(w.bits) +
+                                    " bits");
+  }
+  return expect_quantized(Beside{"quantized_unpack", "codes", codes}, "", w,
+                          Shape(codes.shape().begin(), codes.shape().end() - 1), row_length(w),
+                          dtype);
+}
+
+Tensor quantized_unpack(CommandEncoder& encoder, const QuantizedWeight& w, DType dtype) {
+  require(quantized_unpack_check(w, dtype));
+  const QuantizedWeight rows{as_matrix(encoder, w.codes), as_matrix(encoder, w.scales),
+                             as_matrix(encoder, w.biases), w.bits, w.group_size};
+  const QuantizedMatmulArgs args =
+      args_of(Tensor::meta({0, row_length(w)}, dtype, w.codes.backend()), rows);
+  Shape shape(w.codes.shape().begin(), w.codes.shape().end() - 1);
+  shape.push_back(args.k);
+  if (args.n == 0) return encoder.empty(shape, dtype);
+  return unpacked(encoder, rows, args, 0, args.n, dtype).reshape(shape);
+}
+
+QuantizedMatmulGrads quantized_unpack_backward(CommandEncoder& encoder, const QuantizedWeight& w,
+                                               const Tensor& dw) {
+  require(quantized_unpack_check(w, dw.dtype()));
+  Shape shape(w.codes.shape().begin(), w.codes.shape().end() - 1);
+  shape.push_back(row_length(w));
+  require(expect_tensor(Beside{"quantized_unpack", "codes", w.codes}, "dw", dw, shape, dw.dtype()));
+  QuantizedMatmulGrads grads{{}, encoder.empty_like(w.scales), encoder.empty_like(w.biases)};
+  if (dw.size() == 0) return grads;
+  const Tensor rows = as_matrix(encoder, dw);
+  const QuantizedWeight packed{as_matrix(encoder, w.codes), w.scales, w.biases, w.bits,
+                               w.group_size};
+  gradient_params(encoder, packed, args_of(rows, packed), as_matrix(encoder, grads.dscales),
+                  as_matrix(encoder, grads.dbiases), [&](std::int64_t start, std::int64_t stop) {
+                    return cast(encoder, rows.slice(0, start, stop), DType::kF32);
+                  });
   return grads;
 }
 

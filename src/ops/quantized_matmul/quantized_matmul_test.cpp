@@ -210,6 +210,42 @@ TEST_P(QuantizedMatmul, AnyNumberOfAxes) {
   expect_close("one row", download(one), Refs(want.y.begin(), want.y.begin() + 5), DType::kF32, 64);
 }
 
+// Weights of three axes in full, and what their gradient is to scales and biases.
+TEST_P(QuantizedMatmul, UnpacksWeights) {
+  const Case c{0, 6, 64, 5, 32};
+  const Data data = data_of(c, DType::kF32, DType::kF32, 6);
+  const auto up = [&](const Values& v, const Shape& shape) {
+    return upload_strided(v, shape, DType::kF32);
+  };
+  const QuantizedWeight w{upload(packed(data.codes, 5), {2, 3, 10}, DType::kU32),
+                          up(data.in[kScales], {2, 3, 2}), up(data.in[kBiases], {2, 3, 2}), 5, 32};
+  Noise noise(7);
+  const Values dw = random_values(noise, 6 * 64, DType::kF32);
+  Refs want;
+  std::vector<Sum> ds(12), db(12);
+  for (std::size_t i = 0; i < dw.size(); ++i) {
+    const double sq = data.in[kScales][i / 32] * data.codes[i], b = data.in[kBiases][i / 32];
+    want.push_back({sq + b, std::abs(sq) + std::abs(b)});
+    ds[i / 32].add(dw[i] * data.codes[i], dw[i] * data.codes[i]);
+    db[i / 32].add(dw[i], dw[i]);
+  }
+  const Tensor whole = ops::quantized_unpack(encoder(), w, DType::kF32);
+  EXPECT_EQ(whole.shape(), (Shape{2, 3, 64}));
+  expect_close("w", download(whole), want, DType::kF32, 1);
+  const auto grads = ops::quantized_unpack_backward(encoder(), w, up(dw, {2, 3, 64}));
+  const auto compare = [&](const char* what, const Tensor& got, const std::vector<Sum>& sums) {
+    EXPECT_EQ(got.shape(), (Shape{2, 3, 2}));
+    Refs refs;
+    for (const Sum& sum : sums) refs.push_back(sum.ref(DType::kF32, 32));
+    expect_close(what, download(got), refs, DType::kF32, 32);
+  };
+  compare("ds", grads.dscales, ds);
+  compare("db", grads.dbiases, db);
+  expect_error(Errc::kShape, "dw must be [2, 3, 64], got [6, 64]", [&] {
+    static_cast<void>(ops::quantized_unpack_backward(encoder(), w, up(dw, {6, 64})));
+  });
+}
+
 // What nobody asks for is not made.
 TEST_P(QuantizedMatmul, OnlyWantedGradientsAreMade) {
   const Case c{9, 6, 64};
@@ -320,7 +356,7 @@ TEST(QuantizedMatmulCheck, SaysWhatIsWrong) {
       {"group", with([](Weight& o) { o.group_size = 16; }), Errc::kArgument,
        "group_size must be 32, 64 or 128, got 16"},
       {"half a group", check(meta({3, 96}), w), Errc::kShape,
-       "the last axis of x must be a multiple of the group size 64, got [3, 96]"},
+       "rows must be a multiple of the group size 64 long, got 96"},
       {"codes of rank 1", with([&](Weight& o) { o.codes = meta({16}, DType::kU32); }), Errc::kShape,
        "codes must be"},
       {"codes of 8 bits", with([](Weight& o) { o.bits = 8; }), Errc::kShape,
@@ -340,8 +376,17 @@ TEST(QuantizedMatmulCheck, SaysWhatIsWrong) {
        Errc::kDType, "biases must be f32, got bf16"},
       {"backward refuses like forward",
        ops::quantized_matmul_backward_check(meta({3, 96}), w, meta({3, 5})), Errc::kShape,
-       "the last axis of x"},
+       "rows must be a multiple"},
       {"dy", bwd(meta({5, 3})), Errc::kShape, "dy must be [3, 5], got [5, 3]"},
+      {"unpack to integers", ops::quantized_unpack_check(w, DType::kI32), Errc::kDType,
+       "quantized_unpack: dtype must be f32, f16 or bf16, got i32"},
+      {"unpack a row", ops::quantized_unpack_check({meta({16}, DType::kU32), {}, {}}, DType::kF32),
+       Errc::kShape, "codes must be [..., N, K·bits/32], got [16] of 4 bits"},
+      {"unpack no bits", ops::quantized_unpack_check({w.codes, w.scales, w.biases, 0}, DType::kF32),
+       Errc::kShape, "of 0 bits"},
+      {"unpack refuses like forward",
+       ops::quantized_unpack_check({w.codes, meta({5, 4}), w.biases}, DType::kF32), Errc::kShape,
+       "quantized_unpack: scales must be [5, 2], got [5, 4]"},
       {"type of dy", bwd(meta({3, 5}, DType::kF16)), Errc::kDType, "dy must be f32, got f16"},
   });
   EXPECT_FALSE(check(x, w));

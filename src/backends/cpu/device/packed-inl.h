@@ -214,9 +214,9 @@ inline std::int64_t packed_room(std::int64_t k) { return 2 * in_units(4 * (k / 3
 // out [few, pitch] = x·wᵀ for rows [row, row + rows) of the weights and few <= kMostFew rows of x, ordered. A sum
 // does not depend on the rows beside it.
 template <class S>
-HWY_INLINE void packed_products(const Packed<S>& w, std::int64_t row, std::int64_t rows,
-                                const float* x, std::int64_t few, float* room, float* out,
-                                std::int64_t pitch) {
+HWY_NOINLINE void packed_products(const Packed<S>& w, std::int64_t row, std::int64_t rows,
+                                  const float* x, std::int64_t few, float* room, float* out,
+                                  std::int64_t pitch) {
   const std::int64_t groups = w.groups();
   Pieces pieces{room};
   float *s = pieces.take(4 * (w.k / 32)), *b = pieces.take(4 * (w.k / 32));

@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "backends/cuda/device/vectors.cuh"
-#include "mlxtape/base/error.h"
 
 namespace mlxtape::cuda {
 
@@ -91,10 +90,10 @@ __device__ __forceinline__ void load_eight(const T* p, bool aligned, float (&v)[
 }
 
 // sum[r][m] += this thread's part of x[m]·w[rows[r]]: codes from rank·kCount on, then every threads·kCount.
-template <int kBits, int kRows, int kFew, class T>
+template <int kBits, int kRows, int kFew, class T, class X>
 __device__ __forceinline__ void packed_products(const Packed<T>& w,
                                                 const std::int64_t (&rows)[kRows],
-                                                const T* const (&x)[kFew], bool aligned, int rank,
+                                                const X* const (&x)[kFew], bool aligned, int rank,
                                                 int threads, float (&sum)[kRows][kFew]) {
   constexpr int kCount = Codes<kBits>::kCount;
 #pragma unroll 2

@@ -1,0 +1,39 @@
+// quantized_experts: a mixture of SwiGLU networks, as experts has it, whose weights stay packed as those of
+// quantized_matmul. With gradients.
+//
+// Formula    y = experts(x, route, w), each of gate, up and down being w = s·q + b (quantized_matmul.h)
+// Gradient   dx and dscores as of experts; ds and db of each weight: the sums over groups of experts' dw
+// Layout     x, y: [T, H]; the route as experts has it; codes of gate and up: [E, I, H·bits/32], of down
+//            [E, H, I·bits/32]; scales and biases with rows by groups. Each weight has its own bits and group. Strided
+//            inputs are copied first. Saved for backward: the inputs, and what experts saves.
+// Types      x, scores, y: f32, f16, bf16, all alike; scales, biases: that type or f32; codes, indices, offsets: u32.
+//            Sums are f32. Off a tape g, u, a and w are f32 and y alone is rounded; else, and on CUDA with more
+//            than 8·E pairs, w is rounded to the type of x and the rest is as experts has it.
+// Cost       off a tape: bound by reading the codes of the experts that were chosen: on a CPU once for each 8 of an
+//            expert's pairs, on CUDA for each pair, from its cache where they are many. Nothing of the size of the
+//            weights is stored. On a tape, and on CUDA with more than 8·E pairs, all weights are unpacked; the
+//            gradient of scales and biases makes dw in full.
+// Limits     those of experts and of quantized_matmul
+#pragma once
+
+#include "mlxtape/base/error.h"
+#include "mlxtape/core/encoder.h"
+#include "mlxtape/ops/experts.h"
+#include "mlxtape/ops/quantized_matmul.h"
+#include "mlxtape/tape/tape.h"
+
+namespace mlxtape::ops {
+
+struct QuantizedExpertWeights {
+  QuantizedWeight gate, up, down;
+};
+
+Check quantized_experts_check(const Tensor& x, const ExpertRoute& route,
+                              const QuantizedExpertWeights& weights);
+
+Tensor quantized_experts(CommandEncoder& encoder, const Tensor& x, const ExpertRoute& route,
+                         const QuantizedExpertWeights& weights);
+Tensor quantized_experts(Tape& tape, const Tensor& x, const ExpertRoute& route,
+                         const QuantizedExpertWeights& weights);
+
+}  // namespace mlxtape::ops

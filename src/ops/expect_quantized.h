@@ -1,0 +1,38 @@
+// What the validators of ops with packed weights ask of them.
+#pragma once
+
+#include "mlxtape/ops/quantized_matmul.h"
+#include "ops/expect.h"
+
+namespace mlxtape::ops {
+
+// w [rows..., k] beside a first tensor, scales and biases of its type, type, or f32. whose: "", or "gate ".
+inline Check expect_quantized(const Beside& first, const std::string& whose,
+                              const QuantizedWeight& w, Shape rows, std::int64_t k, DType type) {
+  const auto wrong = [&](Errc code, const std::string& what) {
+    return Error(code, std::string(first.op) + ": " + whose + what);
+  };
+  if (w.bits < 2 || w.bits > 8 || w.bits == 7) {
+    return wrong(Errc::kArgument, "bits must be 2, 3, 4, 5, 6 or 8, got " + std::to_string(w.bits));
+  }
+  if (w.group_size != 32 && w.group_size != 64 && w.group_size != 128) {
+    return wrong(Errc::kArgument,
+                 "group_size must be 32, 64 or 128, got " + std::to_string(w.group_size));
+  }
+  if (k % w.group_size != 0) {
+    return wrong(Errc::kShape, "rows must be a multiple of the group size " +
+                                   std::to_string(w.group_size) + " long, got " +
+                                   std::to_string(k));
+  }
+  const auto expect = [&](const char* name, const Tensor& t, std::int64_t length, DType dtype) {
+    Shape shape = rows;
+    shape.push_back(length);
+    return expect_tensor(first, (whose + name).c_str(), t, shape, dtype);
+  };
+  if (const Check check = expect("codes", w.codes, k * w.bits / 32, DType::kU32)) return check;
+  const DType params = w.scales.dtype() == DType::kF32 ? DType::kF32 : type;
+  if (const Check check = expect("scales", w.scales, k / w.group_size, params)) return check;
+  return expect("biases", w.biases, k / w.group_size, params);
+}
+
+}  // namespace mlxtape::ops

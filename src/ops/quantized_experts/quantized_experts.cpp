@@ -1,0 +1,150 @@
+#include "mlxtape/ops/quantized_experts.h"
+
+#include <string>
+
+#include "ops/expect_quantized.h"
+#include "quantized_experts_args.h"
+
+namespace mlxtape::ops {
+
+namespace {
+
+constinit const KernelHandle kHidden("quantized_experts_hidden_fwd");
+constinit const KernelHandle kOut("quantized_experts_out_fwd");
+
+// Pairs for each expert up to which CUDA reads codes for each pair. Unpacking costs as much as reading an expert's
+// codes about 9 times, and the products come on top.
+constexpr std::int64_t kFewPairs = 8;
+
+QuantizedExpertsArgs::Form form_of(const QuantizedWeight& w) {
+  return {w.bits, w.group_size, w.scales.dtype() == DType::kF32 ? 1 : 0};
+}
+
+QuantizedExpertsArgs args_of(const Tensor& x, const ExpertRoute& route,
+                             const QuantizedExpertWeights& w) {
+  return {x.dim(0),        route.indices.dim(1), w.gate.codes.dim(0), x.dim(1), w.gate.codes.dim(1),
+          form_of(w.gate), form_of(w.up),        form_of(w.down),     0};
+}
+
+QuantizedWeight dense(CommandEncoder& encoder, const QuantizedWeight& w) {
+  return {encoder.contiguous(w.codes), encoder.contiguous(w.scales), encoder.contiguous(w.biases),
+          w.bits, w.group_size};
+}
+
+ExpertWeights unpacked(CommandEncoder& encoder, const QuantizedExpertWeights& w, DType dtype) {
+  return {quantized_unpack(encoder, w.gate, dtype), quantized_unpack(encoder, w.up, dtype),
+          quantized_unpack(encoder, w.down, dtype)};
+}
+
+}  // namespace
+
+Check quantized_experts_check(const Tensor& x, const ExpertRoute& route,
+                              const QuantizedExpertWeights& weights) {
+  const Tensor& codes = weights.gate.codes;
+  if (codes.rank() != 3) {
+    return Error(Errc::kShape, "quantized_experts: gate codes must be [E, I, H·bits/32], got " +
+                                   to_string(codes.shape()));
+  }
+  const std::int64_t experts = codes.dim(0), inner = codes.dim(1);
+  const std::int64_t width = x.rank() == 2 ? x.dim(1) : 0;
+  const auto meta = [&](const Shape& shape) {
+    return Tensor::meta(shape, x.dtype(), x.backend());
+  };
+  const Tensor in = meta({experts, inner, width}), out = meta({experts, width, inner});
+  if (const Check check = experts_check(x, route, {in, in, out})) return check;
+  const Beside first{"quantized_experts", "x", x};
+  const struct {
+    const char* name;
+    const QuantizedWeight& w;
+    std::int64_t rows, length;
+  } all[] = {{"gate ", weights.gate, inner, width},
+             {"up ", weights.up, inner, width},
+             {"down ", weights.down, width, inner}};
+  for (const auto& [name, w, rows, length] : all) {
+    if (const Check check = expect_quantized(first, name, w, {experts, rows}, length, x.dtype())) {
+      return check;
+    }
+  }
+  return std::nullopt;
+}
+
+Tensor quantized_experts(CommandEncoder& encoder, const Tensor& x, const ExpertRoute& route,
+                         const QuantizedExpertWeights& weights) {
+  require(quantized_experts_check(x, route, weights));
+  const QuantizedExpertsArgs args = args_of(x, route, weights);
+  const std::int64_t pairs = args.tokens * args.chosen;
+  if (pairs == 0 || args.width == 0 || args.inner == 0) {
+    return encoder.zeros(x.shape(), x.dtype());
+  }
+  if (encoder.backend() == Backend::kCuda && pairs > kFewPairs * args.experts) {
+    return experts(encoder, x, route, unpacked(encoder, weights, x.dtype())).y;
+  }
+  const Tensor rows = encoder.contiguous(x), indices = encoder.contiguous(route.indices);
+  const Tensor scores = encoder.contiguous(route.scores);
+  const QuantizedWeight gate = dense(encoder, weights.gate), up = dense(encoder, weights.up),
+                        down = dense(encoder, weights.down);
+  const Tensor active = encoder.empty({pairs, args.inner}, DType::kF32);
+  Tensor y = encoder.empty_like(x);
+  encoder.dispatch(
+      kHidden, x.dtype(), args,
+      {rows, indices, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases},
+      {active});
+  encoder.dispatch(kOut, x.dtype(), args,
+                   {active, indices, scores, down.codes, down.scales, down.biases}, {y});
+  return y;
+}
+
+namespace {
+
+void quantized_experts_pullback(Pullback& pullback) {
+  // x, indices, scores, offsets, hidden, order; then codes, scales, biases of gate, up, down
+  const Saved& saved = pullback.saved();
+  CommandEncoder& encoder = pullback.encoder();
+  const auto& args = saved.args<QuantizedExpertsArgs>();
+  const QuantizedExpertsArgs::Form forms[] = {args.gate, args.up, args.down};
+  const auto weight = [&](std::size_t i) {
+    return QuantizedWeight{saved[6 + 3 * i], saved[7 + 3 * i], saved[8 + 3 * i], forms[i].bits,
+                           forms[i].group};
+  };
+  // Inputs: x, scores, then scales and biases of gate, up, down.
+  ExpertsWanted wanted{pullback.needs(0), false};
+  for (std::size_t i = 2; i < 8; ++i) wanted.weights = wanted.weights || pullback.needs(i);
+  const ExpertsGradients grads =
+      experts_backward(encoder, saved[0], {saved[1], saved[2], saved[3]},
+                       unpacked(encoder, {weight(0), weight(1), weight(2)}, saved[0].dtype()),
+                       {{}, saved[4], saved[5]}, pullback.grad(), wanted);
+  if (wanted.x) pullback.give(0, grads.dx);
+  pullback.give(1, grads.dscores);
+  const Tensor dw[] = {grads.dgate, grads.dup, grads.ddown};
+  for (std::size_t i = 0; i < 3; ++i) {
+    if (!pullback.needs(2 + 2 * i) && !pullback.needs(3 + 2 * i)) continue;
+    const QuantizedMatmulGrads sums = quantized_unpack_backward(encoder, weight(i), dw[i]);
+    pullback.give(2 + 2 * i, sums.dscales);
+    pullback.give(3 + 2 * i, sums.dbiases);
+  }
+}
+
+}  // namespace
+
+Tensor quantized_experts(Tape& tape, const Tensor& x, const ExpertRoute& route,
+                         const QuantizedExpertWeights& weights) {
+  const auto& [gate, up, down] = weights;
+  if (!tape.wants({x, route.scores, gate.scales, gate.biases, up.scales, up.biases, down.scales,
+                   down.biases})) {
+    return quantized_experts(tape.encoder(), x, route, weights);
+  }
+  require(quantized_experts_check(x, route, weights));
+  ExpertsResult result =
+      experts(tape.encoder(), x, route, unpacked(tape.encoder(), weights, x.dtype()));
+  tape.record(
+      "quantized_experts", quantized_experts_pullback,
+      {x, route.scores, gate.scales, gate.biases, up.scales, up.biases, down.scales, down.biases},
+      {&result.y},
+      Saved({x, route.indices, route.scores, route.offsets, result.hidden, result.order, gate.codes,
+             gate.scales, gate.biases, up.codes, up.scales, up.biases, down.codes, down.scales,
+             down.biases},
+            args_of(x, route, weights)));
+  return result.y;
+}
+
+}  // namespace mlxtape::ops

@@ -1,0 +1,366 @@
+#include "mlxtape/ops/quantized_experts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numeric>
+
+#include "mlxtape/ops/moe_route.h"
+#include "support/op_test.h"
+
+namespace mlxtape::test {
+namespace {
+
+using ops::ExpertRoute;
+using ops::QuantizedExpertWeights;
+using ops::QuantizedWeight;
+using Values = std::vector<double>;
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+struct Form {
+  int bits = 4;
+  std::int64_t group = 32;
+};
+
+struct Case {
+  std::int64_t tokens, chosen, experts, width, inner;
+  Form forms[3] = {{}, {}, {}};  // gate, up, down
+  bool past_the_end = false;     // some indices are
+
+  std::int64_t weights() const { return experts * width * inner; }
+};
+
+enum { kX, kScores, kParams, kInputs = kParams + 6 };  // then scales and biases of gate, up, down
+
+struct Data {
+  Arrays in;
+  Values codes[3], indices, offsets, dy;
+};
+
+struct Results {
+  Values y;
+  Arrays grads;
+};
+
+// The formulas of experts.h and quantized_matmul.h in double. blur stands for what f32 does to each number, store for
+// what the stored type does to w, dw, g, u, their gradients, and may do to a and to what pairs add to y and dx.
+using Blur = std::function<double(double)>;
+Results oracle(
+    const Case& c, const Data& data, const Blur& blur = [](double v) { return v; },
+    const Blur& store = [](double v) { return v; }) {
+  Arrays w, dw;
+  for (int i = 0; i < 3; ++i) {
+    w.emplace_back();
+    for (std::int64_t j = 0; j < c.weights(); ++j) {
+      const std::size_t g = at(j / c.forms[i].group);
+      w.back().push_back(store(blur(data.in[at(kParams + 2 * i)][g] * data.codes[i][at(j)] +
+                                    data.in[at(kParams + 2 * i + 1)][g])));
+    }
+    dw.emplace_back(at(c.weights()), 0.0);
+  }
+  Results r;
+  r.y.resize(at(c.tokens * c.width));
+  for (const Values& in : data.in) r.grads.emplace_back(in.size(), 0.0);
+  for (std::int64_t pair = 0; pair < c.tokens * c.chosen; ++pair) {
+    const std::int64_t t = pair / c.chosen;
+    const auto e = static_cast<std::int64_t>(data.indices[at(pair)]);
+    if (e >= c.experts) continue;
+    const double score = data.in[kScores][at(pair)];
+    Values y(at(c.width)), dx(at(c.width));
+    for (std::int64_t i = 0; i < c.inner; ++i) {
+      const std::int64_t row = (e * c.inner + i) * c.width;
+      const auto down = [&](std::int64_t h) {
+        return at((e * c.width + h) * c.inner + i);
+      };
+      double g = 0, u = 0, b = 0;
+      for (std::int64_t h = 0; h < c.width; ++h) {
+        const double x = data.in[kX][at(t * c.width + h)];
+        g += blur(w[0][at(row + h)] * x);
+        u += blur(w[1][at(row + h)] * x);
+        b += blur(w[2][down(h)] * data.dy[at(t * c.width + h)]);
+      }
+      g = store(blur(g));
+      u = store(blur(u));
+      const double s = 1 / (1 + std::exp(-g)), a = blur(g * s * u);
+      r.grads[kScores][at(pair)] += blur(b * a);
+      const double stored = store(a), scaled = store(blur(score * a));
+      const double du = store(blur(score * b * g * s));
+      const double dg = store(blur(score * b * u * s * (1 + g * (1 - s))));
+      for (std::int64_t h = 0; h < c.width; ++h) {
+        const double x = data.in[kX][at(t * c.width + h)];
+        y[at(h)] += blur(w[2][down(h)] * stored);
+        dx[at(h)] += blur(w[0][at(row + h)] * dg) + blur(w[1][at(row + h)] * du);
+        dw[0][at(row + h)] += blur(dg * x);
+        dw[1][at(row + h)] += blur(du * x);
+        dw[2][down(h)] += blur(data.dy[at(t * c.width + h)] * scaled);
+      }
+    }
+    for (std::int64_t h = 0; h < c.width; ++h) {
+      r.y[at(t * c.width + h)] += blur(score * store(y[at(h)]));
+      r.grads[kX][at(t * c.width + h)] += store(dx[at(h)]);
+    }
+  }
+  for (int i = 0; i < 3; ++i) {
+    for (std::int64_t j = 0; j < c.weights(); ++j) {
+      const std::size_t g = at(j / c.forms[i].group);
+      const double d = store(blur(dw[at(i)][at(j)]));
+      r.grads[at(kParams + 2 * i)][g] += blur(d * data.codes[i][at(j)]);
+      r.grads[at(kParams + 2 * i + 1)][g] += blur(d);
+    }
+  }
+  return r;
+}
+
+Data data_of(const Case& c, DType dtype, DType params, std::uint64_t seed) {
+  Noise noise(seed);
+  Data data;
+  data.in = {random_values(noise, c.tokens * c.width, dtype),
+             random_values(noise, c.tokens * c.chosen, dtype)};
+  for (int i = 0; i < 3; ++i) {
+    const Form& form = c.forms[i];
+    const std::int64_t most = std::int64_t{1} << form.bits, groups = c.weights() / form.group;
+    const double unit = 4 / std::sqrt(static_cast<double>(c.width)) / static_cast<double>(most);
+    data.in.push_back(random_values(noise, groups, params, unit));
+    data.in.push_back(random_values(noise, groups, params, unit * static_cast<double>(most) / 2));
+    for (std::int64_t j = 0; j < c.weights(); ++j) {
+      data.codes[i].push_back(static_cast<double>(noise.below(most)));
+    }
+  }
+  data.dy = random_values(noise, c.tokens * c.width, dtype);
+  data.offsets.assign(at(c.experts + 1), 0);
+  for (std::int64_t pair = 0; pair < c.tokens * c.chosen; ++pair) {
+    const std::int64_t e = noise.below(c.experts + (c.past_the_end ? c.experts / 2 : 0));
+    data.indices.push_back(static_cast<double>(e));
+    if (e < c.experts) data.offsets[at(e + 1)] += 1;
+  }
+  std::partial_sum(data.offsets.begin(), data.offsets.end(), data.offsets.begin());
+  return data;
+}
+
+Values packed(const Values& codes, int bits) {
+  Values words(codes.size() * at(bits) / 32);
+  for (std::size_t i = 0; i < codes.size() * at(bits); ++i) {
+    const auto code = static_cast<unsigned>(codes[i / at(bits)]);
+    words[i / 32] += std::ldexp((code >> (i % at(bits))) & 1U, static_cast<int>(i % 32));
+  }
+  return words;
+}
+
+TEST(QuantizedExpertsOracle, GradientMatchesCentralDifference) {
+  const Case c{3, 2, 2, 32, 32, {{2}, {3}, {2}}};
+  const Data data = data_of(c, DType::kF64, DType::kF64, 2);
+  const auto loss = [&](const Arrays& in) {
+    Data moved = data;
+    moved.in = in;
+    const Values y = oracle(c, moved).y;
+    return std::inner_product(y.begin(), y.end(), data.dy.begin(), 0.0);
+  };
+  expect_gradient(loss, data.in, oracle(c, data).grads);
+}
+
+class QuantizedExperts : public OnDevice {
+ protected:
+  // What the op is given: inputs is parallel to data.in.
+  struct Given {
+    std::vector<Tensor> inputs;
+    ExpertRoute route;
+    QuantizedExpertWeights weights;
+  };
+  Given give(const Case& c, const Data& data, DType dtype, DType params, Tape* tape = nullptr,
+             bool strided = false) {
+    Given given;
+    const auto up = [&](const Values& v, const Shape& shape, DType type) {
+      return strided ? upload_strided(v, shape, type) : upload(v, shape, type);
+    };
+    const auto input = [&](const Shape& shape, DType type) {
+      const Tensor t = up(data.in[given.inputs.size()], shape, type);
+      given.inputs.push_back(tape == nullptr ? t : tape->watch(t));
+      return given.inputs.back();
+    };
+    input({c.tokens, c.width}, dtype);
+    given.route = {up(data.indices, {c.tokens, c.chosen}, DType::kU32),
+                   input({c.tokens, c.chosen}, dtype),
+                   up(data.offsets, {c.experts + 1}, DType::kU32)};
+    QuantizedWeight* const weights[] = {&given.weights.gate, &given.weights.up,
+                                        &given.weights.down};
+    for (int i = 0; i < 3; ++i) {
+      const auto [bits, group] = c.forms[i];
+      const std::int64_t rows = i == 2 ? c.width : c.inner, length = i == 2 ? c.inner : c.width;
+      const Tensor s = input({c.experts, rows, length / group}, params);
+      const Tensor b = input({c.experts, rows, length / group}, params);
+      *weights[i] = {
+          up(packed(data.codes[i], bits), {c.experts, rows, length * bits / 32}, DType::kU32), s, b,
+          bits, static_cast<int>(group)};
+    }
+    return given;
+  }
+
+  void compare(const std::string& what, const Tensor& got, const Values& want, const Arrays& tries,
+               std::int64_t row, DType dtype, bool all_f32) {
+    const Refs refs = blurred(want, tries, std::max<std::int64_t>(row, 1), dtype);
+    // In 16 bits what is rounded on the way weighs as much as the last rounding.
+    if (want.size() > 8 && all_f32) {
+      expect_close(what, download(got), refs, dtype, 0);
+    } else {
+      EXPECT_EQ(count_wrong(download(got), refs, dtype, 0), 0) << what;
+    }
+  }
+
+  void check(const Case& c, DType dtype, bool wide = false, bool strided = false) {
+    const DType params = wide ? DType::kF32 : dtype;
+    const bool f32 = dtype == DType::kF32;
+    const Data data = data_of(c, dtype, params, static_cast<std::uint64_t>(c.tokens + c.width));
+    const std::string label = " T " + std::to_string(c.tokens) + " k " + std::to_string(c.chosen) +
+                              " E " + std::to_string(c.experts) + " H " + std::to_string(c.width) +
+                              " I " + std::to_string(c.inner) + " " + name_of(dtype);
+    const Results exact = oracle(c, data);
+    Noise noise(23);
+    const Blur blur = [&](double v) {
+      return v * (1 + noise.next() * kBlur);
+    };
+    const Blur store = [&](double v) {
+      return round_to(dtype, v * (1 + noise.next() * 0x1p-20));
+    };
+    Arrays few, ys;
+    std::vector<Arrays> grads(at(kInputs));
+    // Off a tape many pairs may take the way of a tape.
+    const bool exactly = GetParam() == Backend::kCpu || c.tokens * c.chosen <= 8 * c.experts;
+    for (int i = 0; i < 3; ++i) {
+      const Results r = oracle(c, data, blur, store);
+      ys.push_back(r.y);
+      for (std::size_t g = 0; g < grads.size(); ++g) grads[g].push_back(r.grads[g]);
+      few.push_back(exactly && !f32 ? oracle(c, data, blur).y : r.y);
+    }
+    const Given plain = give(c, data, dtype, params, nullptr, strided);
+    compare("y" + label,
+            ops::quantized_experts(encoder(), plain.inputs[kX], plain.route, plain.weights),
+            exact.y, few, c.width, dtype, f32);
+    Tape tape(encoder());
+    const Given given = give(c, data, dtype, params, &tape, strided);
+    const Tensor y = ops::quantized_experts(tape, given.inputs[kX], given.route, given.weights);
+    compare("y on a tape" + label, y, exact.y, ys, c.width, dtype, f32);
+    tape.backward(y, upload(data.dy, y.shape(), dtype));
+    for (int i = 0; i < kInputs; ++i) {
+      compare("gradient " + std::to_string(i) + label, tape.grad(given.inputs[at(i)]),
+              exact.grads[at(i)], grads[at(i)], i == kX ? c.width : 1, i < kParams ? dtype : params,
+              f32);
+    }
+  }
+};
+
+TEST_P(QuantizedExperts, MatchesOracle) {
+  check({1, 2, 4, 64, 32}, DType::kF32);
+  check({5, 3, 4, 96, 64}, DType::kF32);   // a strip of 64 and half of one
+  check({20, 2, 3, 32, 96}, DType::kF32);  // more than 8 pairs an expert
+  check({4, 3, 5, 64, 32, {}, true}, DType::kF32);
+  check({0, 2, 4, 32, 32}, DType::kF32);
+  for (const DType dtype : {DType::kF16, DType::kBF16}) {
+    check({6, 2, 4, 64, 64, {{8, 64}, {3, 32}, {5, 64}}}, dtype);
+    check({16, 2, 3, 64, 32, {{2, 32}, {4, 64}, {6, 32}}, true}, dtype, true);
+  }
+  check({6, 2, 4, 64, 64, {{6, 32}, {4, 64}, {8, 32}}}, DType::kF32, false, true);
+}
+
+// Nothing that is wanted by nobody; frozen weights give x and scores alone.
+TEST_P(QuantizedExperts, FrozenWeights) {
+  const Case c{6, 2, 4, 64, 64};
+  const Data data = data_of(c, DType::kF32, DType::kF32, 3);
+  Tape all(encoder()), some(encoder());
+  const Given watched = give(c, data, DType::kF32, DType::kF32, &all);
+  const Given frozen = give(c, data, DType::kF32, DType::kF32);
+  const Tensor dy = upload(data.dy, {6, 64}, DType::kF32);
+  const Tensor x = some.watch(frozen.inputs[kX]);
+  all.backward(ops::quantized_experts(all, watched.inputs[kX], watched.route, watched.weights), dy);
+  some.backward(ops::quantized_experts(some, x, frozen.route, frozen.weights), dy);
+  EXPECT_EQ(bits_of(encoder(), some.grad(x)), bits_of(encoder(), all.grad(watched.inputs[kX])));
+}
+
+TEST_P(QuantizedExperts, SameBitsOnEveryRun) {
+  const Case c{60, 3, 5, 128, 96, {{4, 64}, {8, 32}, {3, 32}}};
+  const Data data = data_of(c, DType::kBF16, DType::kBF16, 4);
+  const Given given = give(c, data, DType::kBF16, DType::kBF16);
+  expect_repeatable(encoder(), [&] {
+    return std::vector<Tensor>{
+        ops::quantized_experts(encoder(), given.inputs[kX], given.route, given.weights)};
+  });
+}
+
+TEST(QuantizedExpertsCheck, SaysWhatIsWrong) {
+  const auto meta = [](Shape shape, DType t = DType::kF32) {
+    return Tensor::meta(std::move(shape), t);
+  };
+  const auto u32 = [&](Shape shape) {
+    return meta(std::move(shape), DType::kU32);
+  };
+  const Tensor x = meta({9, 64});
+  const ExpertRoute route{u32({9, 2}), meta({9, 2}), u32({5})};
+  const QuantizedWeight in{u32({4, 128, 8}), meta({4, 128, 1}), meta({4, 128, 1})};
+  const QuantizedWeight out{u32({4, 64, 16}), meta({4, 64, 2}), meta({4, 64, 2})};
+  const QuantizedExpertWeights weights{in, in, out};
+  const auto with = [&](auto set) {
+    QuantizedExpertWeights w = weights;
+    set(w);
+    return ops::quantized_experts_check(x, route, w);
+  };
+  using W = QuantizedExpertWeights;
+  expect_refused({
+      {"gate of rank 2", with([&](W& w) { w.gate.codes = u32({128, 8}); }), Errc::kShape,
+       "quantized_experts: gate codes must be [E, I, H·bits/32], got [128, 8]"},
+      {"x of rank 1", ops::quantized_experts_check(meta({64}), route, weights), Errc::kShape,
+       "x must be [T, H], got [64]"},
+      {"offsets", ops::quantized_experts_check(x, {route.indices, route.scores, u32({4})}, weights),
+       Errc::kShape, "offsets must be [5], got [4]"},
+      {"bits of gate", with([](W& w) { w.gate.bits = 7; }), Errc::kArgument,
+       "quantized_experts: gate bits must be"},
+      {"codes of up", with([&](W& w) { w.up.codes = u32({4, 128, 4}); }), Errc::kShape,
+       "up codes must be [4, 128, 8], got [4, 128, 4]"},
+      {"scales of down", with([&](W& w) { w.down.scales = meta({4, 64, 1}); }), Errc::kShape,
+       "down scales must be [4, 64, 2], got [4, 64, 1]"},
+      {"group of down", with([](W& w) { w.down.group_size = 100; }), Errc::kArgument,
+       "down group_size must be 32, 64 or 128, got 100"},
+  });
+  EXPECT_FALSE(ops::quantized_experts_check(x, route, weights));
+}
+
+MT_ON_EVERY_BACKEND(QuantizedExperts);
+
+}  // namespace
+
+std::vector<BenchCase> quantized_experts_bench_cases() {
+  std::vector<BenchCase> cases;
+  const std::int64_t experts = 512, chosen = 10, width = 2048, inner = 512;  // Qwen3-Next
+  for (const std::int64_t tokens : {1, 8, 512}) {
+    for (const int bits : {4, 8}) {
+      const DType dtype = DType::kBF16;
+      const std::int64_t used = std::min(experts, tokens * chosen), rows = 2 * tokens * width;
+      const std::int64_t weights = 3 * used * width * inner * bits / 8,
+                         params = 3 * used * width * inner / 64 * 4;
+      const auto prepare = [=](CommandEncoder& encoder) -> BenchCall {
+        const auto weight = [&](std::int64_t n, std::int64_t k, std::uint64_t seed) {
+          const Tensor t = random_tensor(encoder, {experts, n, k * bits / 32}, DType::kF32, seed);
+          return QuantizedWeight{
+              {t.buffer(), DType::kU32, t.shape(), t.strides(), t.offset()},  // any word is codes
+              random_tensor(encoder, {experts, n, k / 64}, dtype, seed + 1, 0.002),
+              random_tensor(encoder, {experts, n, k / 64}, dtype, seed + 2, 0.02),
+              bits};
+        };
+        const Tensor x = random_tensor(encoder, {tokens, width}, dtype, 1);
+        const ops::MoeRoute r =
+            ops::moe_route(encoder, random_tensor(encoder, {tokens, experts}, dtype, 2), chosen);
+        const ExpertRoute route{r.indices, r.scores, r.offsets};
+        const QuantizedExpertWeights w{weight(inner, width, 3), weight(inner, width, 6),
+                                       weight(width, inner, 9)};
+        return [=, &encoder] {
+          static_cast<void>(ops::quantized_experts(encoder, x, route, w));
+        };
+      };
+      cases.push_back({std::to_string(bits) + " bits", "fwd",
+                       std::to_string(tokens) + "x512x10x2048x512", dtype, rows + weights + params,
+                       rows, 10, 1, prepare, 6 * tokens * chosen * width * inner});
+    }
+  }
+  return cases;
+}
+
+}  // namespace mlxtape::test
