@@ -189,6 +189,7 @@ prepare() { # name
     filter='*'
     local folders='base core backends support tape nn'
     if [[ $1 == formats* ]]; then program=formats_tests folders='support formats'; fi
+    if [ "$1" = formats_text ]; then filter='ChatTemplate*:Tokenizer*:StreamDecoder*'; fi
     if [ "$1" = nn ]; then
       filter=$(for file in "$copy"/tests/nn/*_test.cpp; do suites_of "$(basename "$file" _test.cpp)"; done | paste -sd :)-*Wide*  # slow, and see no more
     fi
