@@ -50,7 +50,7 @@ const char* type_name(DType dtype) {
       ->name;
 }
 
-std::string quoted(std::string_view name) { return "\"" + std::string(name) + "\""; }
+std::string in_quotes(std::string_view name) { return "\"" + std::string(name) + "\""; }
 
 std::map<std::string, std::string> read_metadata(JsonReader& reader) {
   std::map<std::string, std::string> metadata;
@@ -61,7 +61,7 @@ std::map<std::string, std::string> read_metadata(JsonReader& reader) {
   std::string key;
   for (reader.begin_object(); reader.next_key(key);) {
     if (!metadata.emplace(key, reader.string()).second) {
-      reader.fail("each key must come once, got " + quoted(key) + " twice");
+      reader.fail("each key must come once, got " + in_quotes(key) + " twice");
     }
   }
   return metadata;
@@ -83,7 +83,7 @@ Claim read_claim(JsonReader& reader) {
   Claim claim;
   std::string key;
   const auto once = [&](bool there) {
-    if (there) reader.fail("each key must come once, got " + quoted(key) + " twice");
+    if (there) reader.fail("each key must come once, got " + in_quotes(key) + " twice");
   };
   for (reader.begin_object(); reader.next_key(key);) {
     if (key == "dtype") {
@@ -154,7 +154,7 @@ void SafetensorsFile::fail(const std::string& what) const {
 }
 
 void SafetensorsFile::fail(std::string_view tensor, const std::string& what) const {
-  fail("tensor " + quoted(tensor) + ": " + what);
+  fail("tensor " + in_quotes(tensor) + ": " + what);
 }
 
 void SafetensorsFile::read_header() {
@@ -206,7 +206,7 @@ void SafetensorsFile::check_overlaps() const {
   for (std::size_t i = 1; i < order.size(); ++i) {
     const auto& [name, before] = *order[i - 1];
     if (before.begin + before.info.bytes > order[i]->second.begin) {
-      fail(order[i]->first, "must have bytes of its own, got some of " + quoted(name));
+      fail(order[i]->first, "must have bytes of its own, got some of " + in_quotes(name));
     }
   }
 }
@@ -223,7 +223,7 @@ Tensor SafetensorsFile::tensor(std::string_view name) const {
   const Entry& there = entry(name);
   const TensorInfo& info = there.info;
   if (!info.dtype) {
-    throw Error(Errc::kDType, std::string(kWho) + ": " + path_ + ": tensor " + quoted(name) +
+    throw Error(Errc::kDType, std::string(kWho) + ": " + path_ + ": tensor " + in_quotes(name) +
                                   ": must be of a type of mlxtape, got " + info.type);
   }
   std::byte* bytes = file_->bytes().data() + there.begin;
@@ -273,7 +273,7 @@ void write_safetensors(const std::string& path, std::span<const NamedTensor> ten
   for (const NamedTensor& item : tensors) {
     if (item.name == kMetadata || !item.tensor.has_memory()) {
       throw Error(Errc::kArgument,
-                  std::string(kWho) + ": " + path + ": tensor " + quoted(item.name) +
+                  std::string(kWho) + ": " + path + ": tensor " + in_quotes(item.name) +
                       (item.name == kMetadata ? ": must have another name" : ": must have memory"));
     }
     order.push_back(&item);
@@ -291,7 +291,7 @@ void write_safetensors(const std::string& path, std::span<const NamedTensor> ten
                               {"data_offsets", Json::Array{begin, end}}};
     if (!header.emplace(item->name, std::move(entry)).second) {
       throw Error(Errc::kArgument, std::string(kWho) + ": " + path + ": tensor " +
-                                       quoted(item->name) + ": must come once");
+                                       in_quotes(item->name) + ": must come once");
     }
   }
   if (!metadata.empty()) header[kMetadata] = Json::Object(metadata.begin(), metadata.end());
