@@ -69,11 +69,14 @@ void run_products(const KernelCall& call, std::size_t weight,
   });
 }
 
-// a = g·σ(g)∘u, in place of g. Where there was no product it is not read again.
-__global__ void __launch_bounds__(kThreads) activate(std::int64_t count, const float* u, float* g) {
+// a = g·σ(g)∘u, in place of g.
+__global__ void __launch_bounds__(kThreads)
+    activate(QuantizedExpertsArgs args, const unsigned* indices, const float* u, float* g) {
   cuda::wait_turn();
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < count) g[i] = g[i] / (1 + expf(-g[i])) * u[i];
+  const std::int64_t pair = i / args.inner;
+  if (pair >= args.tokens * args.chosen || indices[pair] >= args.experts) return;
+  g[i] = g[i] / (1 + expf(-g[i])) * u[i];
 }
 
 // y_t = Σ_j scores[t,j]·from[t,j], in the order of the choices.
@@ -111,8 +114,8 @@ void hidden_fwd(const KernelCall& call) {
   run_products<T, T>(call, 2, args.gate, args.inner, args.width, args.chosen, active);
   run_products<T, T>(call, 5, args.up, args.inner, args.width, args.chosen, u);
   const std::int64_t count = args.tokens * args.chosen * args.inner;
-  cuda::launch(activate, cuda::blocks_for(count, kThreads), kThreads, 0, 1, stream_of(call), count,
-               u, active);
+  cuda::launch(activate, cuda::blocks_for(count, kThreads), kThreads, 0, 1, stream_of(call), args,
+               call.input<unsigned>(1), u, active);
 }
 
 template <class T>

@@ -57,7 +57,7 @@ void each_part(CommandEncoder& encoder, const QuantizedMatmulArgs& args, DType d
                const Body& body) {
   const std::int64_t most = encoder.backend() == Backend::kCuda ? kCudaBytes : kCpuBytes;
   const std::int64_t row = args.k * static_cast<std::int64_t>(size_of(dtype));
-  const std::int64_t fit = std::max<std::int64_t>(most / row, 1);
+  const std::int64_t fit = std::max<std::int64_t>(most / std::max<std::int64_t>(row, 1), 1);
   const std::int64_t parts = ceil_div(args.n, fit);
   for (std::int64_t i = 0; i < parts; ++i) body(args.n * i / parts, args.n * (i + 1) / parts);
 }

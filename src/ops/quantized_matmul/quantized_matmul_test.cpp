@@ -162,6 +162,7 @@ TEST_P(QuantizedMatmul, EveryShape) {
     check({32, 6, 64, bits}, DType::kBF16);
     for (const std::int64_t n : {1, 2, 3, 4, 33, 150}) check({1, n, 128, bits}, DType::kBF16);
     check({4, 600, 32, bits, 32}, DType::kF32);
+    check({5, 16, 64, bits}, DType::kF32);
     check({3, 9, 4096, bits, 128}, DType::kBF16, true);
   }
   check({1, 20, 2048}, DType::kF32);
