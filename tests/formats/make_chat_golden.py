@@ -429,6 +429,7 @@ w|unique|list, l|first, l|last, s|first, s|last, []|first, l|length, s|length, d
 l|join, l|join(', '), m|join('-', attribute='k'), 'abc'|join('.')
 s|upper, s|lower, s|title, s|capitalize, 'a-b c(d'|title, 'hello WORLD'|capitalize
 p|trim ~ '|', 'xxaxx'|trim('x'), p.strip() ~ '|', p.lstrip() ~ '|', p.rstrip() ~ '|', 'xyaxy'.strip('yx')
+'\u3000\u00a0x\u2028 '|trim ~ '|', '\u3000a\u00a0b\x1f'.split(), '\u200bx'.strip()
 s|replace('l', 'L'), s|replace('l', 'L', 1), s.replace('l', ''), s.replace('l', 'L', 2)
 nothing|default('x'), none|default('x'), e|default('x', true), e|default('x'), nothing|d
 '12'|int, ' 12 '|int, 'x'|int, 'x'|int(5), 3.9|int, '3.9'|int, '2.5'|float, 'x'|float, 7|float, true|int
@@ -466,6 +467,7 @@ raise_exception('stop here')
 {% for x in l if x > 1 %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ x }} {% else %}no{% endfor %}
 {% for x in l %}{{ loop.previtem }}<{{ x }}>{{ loop.nextitem if loop.nextitem is defined else 'end' }} {% endfor %}
 {% set x = 1 %}{% for i in l %}{% set x = x + i %}{{ x }} {% endfor %}{{ x }}
+{% for i in l %}{{ i }}{% endfor %}[{{ i }}]
 {% set x = 1 %}{% if true %}{% set x = 2 %}{% endif %}{{ x }}
 {% set a, b = 1, [2] %}{{ a }}{{ b }}{% set t = 1, %}{{ t }}
 {% set ns = namespace(c=0, l=[]) %}{% for i in l %}{% set ns.c = ns.c + i %}{% set ns.l = ns.l + [i] %}{% endfor %}{{ ns.c }}{{ ns.l }}

@@ -101,6 +101,7 @@ def variants():
     for behavior in ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"):
         for invert in (False, True):
             yield split(r"[ t,]", behavior, invert)
+    yield split(r"\s", "Removed")
     yield split("e t", "Isolated", False, "String")
     yield split(".t", "Removed", False, "String")
     for digits in (False, True):
@@ -117,13 +118,15 @@ def variants():
 
 VARIANT_TEXTS = [t for t in TEXTS if t in ("", "Hello world", "12345 1 22 333 4444 1.5e-3 ½ ² Ⅷ ٣", "ﬁ ﬃ Å ㎏ ① ｱ", "İıſK", "<|im_end|><|im_end|>",
                                            "\u1112\u1161\u11ab")] + [
-    "the theatre, it's at ten to ten, tt,,  t", ",,a,, b ", "e\u0301\u0323\u0316\u0301 A\u030a \u1e9b\u0323 두"]
+    "the theatre, it's at ten to ten, tt,,  t", "a\u180eb c\u2003d", ",,a,, b ", "e\u0301\u0323\u0316\u0301 A\u030a \u1e9b\u0323 두"]
 
 
 def main():
     rng = random.Random(2)
     golden = {"vocabularies": {"qwen": qwen(), "llama": llama()}, "cases": {}, "variants": []}
-    texts = TEXTS + list(random_texts(rng, 60))
+    # Words that are long enough for the way with a heap, where many pairs are alike and many change.
+    words = ["".join(rng.choice(letters) for _ in range(rng.randint(60, 90))) for letters in ("etaoinsh", "leo", "ale", "then") for _ in range(4)]
+    texts = TEXTS + words + list(random_texts(rng, 60))
     for name, data in golden["vocabularies"].items():
         t = Tokenizer.from_str(json.dumps(data))
         golden["cases"][name] = [[s, t.encode(s).ids, t.decode(t.encode(s).ids, skip_special_tokens=True)] for s in texts]
