@@ -222,6 +222,18 @@ TEST(Json, RefusesMalformedText) {
   }
 }
 
+// What lies behind the text belongs to somebody else.
+TEST(Json, DoesNotReadBeyondTheText) {
+  const std::string text = "\"\u6c34\"";
+  for (const std::size_t size : {2, 3}) {
+    EXPECT_EQ(message_of([&] { Json::parse(std::string_view(text).substr(0, size), "f.json"); }),
+              "f.json: byte 1: must be UTF-8, got byte 0xe6");
+  }
+  EXPECT_EQ(message_of([] { Json::parse(std::string_view("true").substr(0, 3), "f.json"); }),
+            "f.json: byte 0: must be true or false, got 't'");
+  EXPECT_EQ(Json::parse(std::string_view("123").substr(0, 2), "f.json").integer(), 12);
+}
+
 TEST(Json, GoesAsDeepAsItSays) {
   const std::string text = nested(kJsonDepth);
   EXPECT_EQ(Json::parse(text, "deep").dump(), text);
