@@ -113,8 +113,8 @@ void dump_string(std::string& out, std::string_view text) {
     if (length == 0) {
       throw Error(Errc::kArgument, "json: text must be UTF-8, got byte 0x" + hex_byte(byte(c)));
     }
-    constexpr std::string_view special = "\"\\\b\f\n\r\t";
-    if (const std::size_t i = special.find(c); i != std::string_view::npos) {
+    constexpr std::string_view kSpecial = "\"\\\b\f\n\r\t";
+    if (const std::size_t i = kSpecial.find(c); i != std::string_view::npos) {
       out.push_back('\\');
       out.push_back("\"\\bfnrt"[i]);
     } else if (byte(c) < 0x20) {

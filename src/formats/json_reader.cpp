@@ -140,10 +140,10 @@ unsigned JsonReader::hex4() {
 void JsonReader::read_escape(std::string& out) {
   const std::size_t begin = at_ - 1;  // the backslash
   const char c = at_ < text_.size() ? text_[at_] : '\0';
-  constexpr std::string_view letters = "\"\\/bfnrt";
-  constexpr std::string_view meanings = "\"\\/\b\f\n\r\t";
-  if (const std::size_t i = letters.find(c); i != std::string_view::npos) {
-    out.push_back(meanings[i]);
+  constexpr std::string_view kLetters = "\"\\/bfnrt";
+  constexpr std::string_view kMeanings = "\"\\/\b\f\n\r\t";
+  if (const std::size_t i = kLetters.find(c); i != std::string_view::npos) {
+    out.push_back(kMeanings[i]);
     ++at_;
     return;
   }

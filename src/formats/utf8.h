@@ -50,8 +50,8 @@ inline void append_utf8(std::string& out, unsigned code) {
 
 // "0a", for messages and escapes.
 inline std::string hex_byte(unsigned char c) {
-  constexpr std::string_view digits = "0123456789abcdef";
-  return {digits[c >> 4U], digits[c & 15U]};
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  return {kDigits[c >> 4U], kDigits[c & 15U]};
 }
 
 }  // namespace mlxtape::formats
