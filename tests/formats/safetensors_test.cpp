@@ -249,6 +249,17 @@ TEST(Safetensors, RefusesWhatCannotBeTrue) {
   }
 }
 
+// All of the file is there, but no header is that long.
+TEST(Safetensors, RefusesAnEndlessHeader) {
+  const TempFolder folder;
+  put(folder / "f", std::string("\x01\xe1\xf5\x05\0\0\0\0{}", 10));
+  std::filesystem::resize_file(folder / "f", 100'000'100);  // takes no room
+  EXPECT_EQ(message_of([&] { SafetensorsFile(folder / "f"); }, Errc::kIo, folder / ""),
+            "safetensors: f: must hold its header, of at most 100000000 bytes, got a length of "
+            "100000001 in a file of "
+            "100000100");
+}
+
 TEST(Safetensors, SaysWhyAFileCannotBeOpened) {
   const TempFolder folder;
   const auto opened = [&](const std::string& path) {
