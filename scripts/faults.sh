@@ -184,18 +184,20 @@ suites_of() { # name
 prepare() { # name
   program=op_tests flags=--gtest_throw_on_failure  # stops at the first failure
   local ops=$1
-  if [ "$1" = core ] || [ "$1" = nn ] || [[ $1 == formats* ]]; then
+  if [ "$1" = models ]; then
+    program=model_tests flags= filter='*'
+    ops=$(grep -v '^#' "$ops_list")
+  elif [ "$1" = core ] || [ "$1" = nn ] || [[ $1 == formats* ]]; then
     program=unit_tests flags=  # some of these tests expect failures
     filter='*'
-    local folders='base core backends support tape nn'
-    if [[ $1 == formats* ]]; then program=formats_tests folders='support formats'; fi
     if [ "$1" = formats_text ]; then filter='ChatTemplate*:Tokenizer*:StreamDecoder*'; fi
     if [ "$1" = nn ]; then
       filter=$(for file in "$copy"/tests/nn/*_test.cpp; do suites_of "$(basename "$file" _test.cpp)"; done | paste -sd :)-*Wide*  # slow, and see no more
     fi
-    ops=$(cat $(printf "$copy/tests/%s/*.cpp " $folders) "$copy"/{src,include/mlxtape}/nn/* |
+    ops=$(cat "$copy"/tests/{base,core,backends,support,tape,nn}/*.cpp "$copy"/{src,include/mlxtape}/nn/* |
       sed -n 's|^#include "mlxtape/ops/\(.*\)\.h"|\1|p' | sort -u |
       while read -r op; do with_callees "$op"; done | sort -u)
+    if [[ $1 == formats* ]]; then program=formats_tests ops=dropout; fi  # files know no op; the library must have one
   else
     filter=$(suites_of "$1")
     ops=$(with_callees "$1")

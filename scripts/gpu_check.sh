@@ -59,6 +59,7 @@ if ! ./mlxtape info | grep -q '^cuda:[0-9]'; then
 fi
 proof 'tests of the ops' ./op_tests $brief --gtest_filter='*/cuda'
 proof 'tests of the backend' ./unit_tests $brief --gtest_filter='Cuda*:*/cuda'
+proof 'tests of files' ./formats_tests $brief --gtest_filter='*/cuda'
 # Shapes enough to reach every form of every kernel; the long sweeps would take hours under these tools.
 reduced='*EveryShape*/cuda:*EveryForm*/cuda:*EveryAxis*/cuda:*EveryWidth*/cuda:*Extreme*/cuda:*Random*/cuda:*Batches*/cuda'
 for tool in memcheck racecheck initcheck synccheck; do

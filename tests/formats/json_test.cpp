@@ -222,9 +222,24 @@ TEST(Json, RefusesMalformedText) {
   }
 }
 
+// What lies behind the text belongs to somebody else.
+TEST(Json, DoesNotReadBeyondTheText) {
+  const std::string text = "\"\u6c34\"";
+  for (const std::size_t size : {2, 3}) {
+    EXPECT_EQ(message_of([&] { Json::parse(std::string_view(text).substr(0, size), "f.json"); }),
+              "f.json: byte 1: must be UTF-8, got byte 0xe6");
+  }
+  EXPECT_EQ(message_of([] { Json::parse(std::string_view("true").substr(0, 3), "f.json"); }),
+            "f.json: byte 0: must be true or false, got 't'");
+  EXPECT_EQ(Json::parse(std::string_view("123").substr(0, 2), "f.json").integer(), 12);
+}
+
 TEST(Json, GoesAsDeepAsItSays) {
   const std::string text = nested(kJsonDepth);
   EXPECT_EQ(Json::parse(text, "deep").dump(), text);
+  std::string wide = "[0";
+  for (int i = 0; i < 2 * kJsonDepth; ++i) wide += ",[]";
+  EXPECT_EQ(Json::parse(wide + "]", "wide").array().size(), 2U * kJsonDepth + 1);
   const std::string million(1000000, '[');
   EXPECT_NE(message_of([&] { JsonReader(million, "deep").skip(); }), "no error");
 }
@@ -235,7 +250,9 @@ TEST(Json, DecodesStrings) {
   EXPECT_EQ(Json::parse("\"\\u0000\"", "s").string(), std::string(1, '\0'));
   EXPECT_EQ(Json::parse("\"\\ud7ff\\ue000\\udbff\\udfff\"", "s").string(),
             "\uD7FF\uE000\U0010FFFF");
-  EXPECT_EQ(Json::parse("\"\u007f\u0080\u07ff\u0800\"", "s").string(), "\u007f\u0080\u07ff\u0800");
+  const std::string edges = "\u007f\u0080\u07ff\u0800\uffff";
+  EXPECT_EQ(Json::parse("\"" + edges + "\"", "s").string(), edges);
+  EXPECT_EQ(Json::parse(R"("\u007f\u0080\u07ff\u0800\uffff")", "s").string(), edges);
 }
 
 TEST(Json, TellsIntegersFromNumbers) {
