@@ -7,7 +7,7 @@
 #   ONLY=text scripts/faults.sh ...      only the faults whose description holds the text
 #
 # tests/faults/<op>.faults runs that op's tests (op_tests), core.faults runs unit_tests, nn.faults those of the
-# blocks, formats.faults and formats_text.faults run formats_tests. In these files
+# blocks, formats.faults and formats_text.faults run formats_tests, models.faults model_tests. In these files
 #
 #   file   src/ops/x/x.cpu.cpp     of the faults that follow
 #   fault  what is wrong           one line
