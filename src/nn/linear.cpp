@@ -16,6 +16,12 @@ Shape Weight::shape() const {
   return shape;
 }
 
+Tensor unpacked(Tape& tape, const Weight& w) {
+  if (!w.is_packed()) return w.plain;
+  return ops::dequantize(tape, {w.packed.codes, w.packed.scales, w.packed.biases},
+                         {w.packed.bits, w.packed.group_size}, w.dtype());
+}
+
 Check linear_check(const Tensor& x, const Weight& w, const Tensor& bias) {
   const Shape shape = w.shape();
   if (x.rank() == 0 || shape.rank() != 2 || shape[1] != x.shape().back()) {
@@ -48,9 +54,9 @@ Tensor linear(Tape& tape, const Tensor& x, const Weight& w, const Tensor& bias) 
 Tensor embed(Tape& tape, const Weight& w, const Tensor& ids) {
   if (!w.is_packed()) return ops::embedding(tape, w.plain, ids);
   const auto rows = [&](const Tensor& table) { return ops::embedding(tape, table, ids); };
-  return ops::dequantize(
-      tape, {rows(w.packed.codes), rows(w.packed.scales), rows(w.packed.biases)},
-      {w.packed.bits, w.packed.group_size}, w.dtype());
+  return unpacked(tape, ops::QuantizedWeight{rows(w.packed.codes), rows(w.packed.scales),
+                                             rows(w.packed.biases), w.packed.bits,
+                                             w.packed.group_size});
 }
 
 Check swiglu_network_check(const Tensor& x, const SwigluWeights& w) {

@@ -33,10 +33,6 @@ Check moe_check(const Tensor& x, const MoeWeights& w, const MoeShape& shape) {
                                           {"experts.down", e.down, {experts, width, inner}}})) {
     return check;
   }
-  if (e.gate.is_packed() != e.up.is_packed() || e.gate.is_packed() != e.down.is_packed()) {
-    return Error(Errc::kArgument,
-                 "moe: experts.gate, experts.up and experts.down must be packed all or none");
-  }
   const SwigluWeights& shared = w.shared;
   if (!w.shared_gate.defined()) {
     return expect_absent(
@@ -59,10 +55,12 @@ Tensor moe(Tape& tape, const Tensor& x, const MoeWeights& w, const MoeShape& sha
       ops::moe_route(tape, linear(tape, rows, w.router), shape.chosen, {shape.renormalise});
   const ops::ExpertRoute to{route.indices, route.scores, route.offsets};
   const SwigluWeights& e = w.experts;
-  Tensor y = e.gate.is_packed()
-                 ? ops::quantized_experts(tape, rows, to,
-                                          {e.gate.packed, e.up.packed, e.down.packed})
-                 : ops::experts(tape, rows, to, {e.gate.plain, e.up.plain, e.down.plain});
+  const bool all_packed = e.gate.is_packed() && e.up.is_packed() && e.down.is_packed();
+  Tensor y =
+      all_packed
+          ? ops::quantized_experts(tape, rows, to, {e.gate.packed, e.up.packed, e.down.packed})
+          : ops::experts(tape, rows, to,
+                         {unpacked(tape, e.gate), unpacked(tape, e.up), unpacked(tape, e.down)});
   if (w.shared_gate.defined()) {
     const Tensor open = ops::sigmoid(tape, linear(tape, rows, w.shared_gate));
     y = ops::add(tape, y, ops::multiply(tape, swiglu_network(tape, rows, w.shared), open));

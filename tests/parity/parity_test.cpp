@@ -127,9 +127,13 @@ class Parity : public testing::TestWithParam<Case> {
           << name << ": the largest value is " << most;
     } else if (has("exact." + name)) {
       const Tensor exact = reference("exact." + name);
-      EXPECT_LE(farthest(ours, part(exact)),
-                tolerance("own_error") * farthest(theirs, part(exact)))
-          << name << ": mlx-lm is off by " << farthest(theirs, part(exact));
+      double allowed = farthest(theirs, part(exact));
+      if (name == "loss") {  // one number may be near by luck; it moves no further than the logits do
+        const Tensor rough = reference("logits"), fine = reference("exact.logits");
+        allowed = farthest(rough.host<float>(), fine.host<float>());
+      }
+      EXPECT_LE(farthest(ours, part(exact)), tolerance("own_error") * allowed)
+          << name << ": mlx-lm is off by " << allowed;
     }
   }
 

@@ -30,6 +30,9 @@ struct Weight {
   ops::QuantizedWeight packed;
 };
 
+// Its numbers: those of a plain weight themselves.
+Tensor unpacked(Tape& tape, const Weight& w);
+
 Check linear_check(const Tensor& x, const Weight& w, const Tensor& bias = {});
 Tensor linear(Tape& tape, const Tensor& x, const Weight& w, const Tensor& bias = {});
 

@@ -12,7 +12,7 @@ namespace mlxtape::nn {
 
 struct MoeWeights {
   Weight router;
-  SwigluWeights experts;  // all packed, or none
+  SwigluWeights experts;  // where some are packed and some are not, all are unpacked for the time of a call
   SwigluWeights shared;
   Weight shared_gate;
 };
