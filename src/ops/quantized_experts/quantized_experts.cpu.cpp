@@ -9,8 +9,7 @@
 #define HWY_TARGET_INCLUDE "ops/quantized_experts/quantized_experts.cpu.cpp"
 #include <hwy/foreach_target.h>
 
-#include <utility>
-#include <vector>
+#include <span>
 
 #include "backends/cpu/device/packed-inl.h"
 #include "backends/cpu/device/tasks.h"
@@ -29,27 +28,39 @@ struct Block {
   std::int64_t expert, first, count;
 };
 
-// Pairs by expert; those whose index is past E stand in no block.
+// Pairs by expert, in the kernel's workspace; those whose index is past E stand in no block.
 struct Pairs {
-  std::vector<std::uint32_t> order;
-  std::vector<Block> blocks;
+  std::span<Block> blocks;
+  std::span<std::uint32_t> order;
 
-  Pairs(const QuantizedExpertsArgs& args, const std::uint32_t* indices) {
+  static std::size_t room(const void* opaque) {
+    const auto& args = *static_cast<const QuantizedExpertsArgs*>(opaque);
+    const auto pairs = static_cast<std::size_t>(args.tokens * args.chosen);
+    return pairs * (sizeof(Block) + sizeof(std::uint32_t)) +
+           (static_cast<std::size_t>(args.experts) + 1) * sizeof(std::int64_t);
+  }
+  Pairs(const QuantizedExpertsArgs& args, const std::uint32_t* indices, void* room) {
     const std::int64_t pairs = args.tokens * args.chosen;
-    std::vector<std::int64_t> next(static_cast<std::size_t>(args.experts) + 1, 0);
+    auto* all = static_cast<Block*>(room);
+    const std::span next(reinterpret_cast<std::int64_t*>(all + pairs),
+                         static_cast<std::size_t>(args.experts) + 1);
+    order = {reinterpret_cast<std::uint32_t*>(next.data() + next.size()),
+             static_cast<std::size_t>(pairs)};
+    std::fill(next.begin(), next.end(), 0);
     const auto of = [&](std::int64_t pair) {
       return static_cast<std::size_t>(std::min<std::int64_t>(indices[pair], args.experts));
     };
     for (std::int64_t i = 0; i < pairs; ++i) ++next[of(i)];
     std::int64_t sum = 0;
+    std::size_t count = 0;
     for (std::int64_t e = 0; e <= args.experts; ++e) {
       const std::int64_t first = sum, end = sum += next[static_cast<std::size_t>(e)];
       next[static_cast<std::size_t>(e)] = first;
       for (std::int64_t i = first; e < args.experts && i < end; i += kMostFew) {
-        blocks.push_back({e, i, std::min<std::int64_t>(kMostFew, end - i)});
+        all[count++] = {e, i, std::min<std::int64_t>(kMostFew, end - i)};
       }
     }
-    order.resize(static_cast<std::size_t>(pairs));
+    blocks = {all, count};
     for (std::int64_t i = 0; i < pairs; ++i) {
       order[static_cast<std::size_t>(next[of(i)]++)] = static_cast<std::uint32_t>(i);
     }
@@ -73,7 +84,7 @@ template <class T>
 void hidden_fwd(const KernelCall& call) {
   const auto& args = call.as<QuantizedExpertsArgs>();
   const T* x = call.input<T>(0);
-  const Pairs pairs(args, call.input<std::uint32_t>(1));
+  const Pairs pairs(args, call.input<std::uint32_t>(1), call.workspace);
   float* active = call.output<float>(0);  // [places, I], ordered
   const std::int64_t strips = ceil_div(args.inner, kStrip), width = args.width;
   const auto run = [&](const auto& gate, const auto& up) {
@@ -114,7 +125,7 @@ template <class T>
 void out_fwd(const KernelCall& call) {
   const auto& args = call.as<QuantizedExpertsArgs>();
   const float* active = call.input<float>(0);  // [places, I], ordered
-  const Pairs pairs(args, call.input<std::uint32_t>(1));
+  const Pairs pairs(args, call.input<std::uint32_t>(1), call.workspace);
   const T* scores = call.input<T>(2);
   T* y = call.output<T>(0);
   with_packed<T>(call, 3, args.down, args.inner, [&](const auto& down) {
@@ -146,8 +157,8 @@ void out_fwd(const KernelCall& call) {
 
 void register_quantized_experts(KernelRegistry& registry) {
   const auto add = [&]<class T>(T, const std::string& type) {
-    registry.add(Backend::kCpu, "quantized_experts_hidden_fwd_" + type, hidden_fwd<T>);
-    registry.add(Backend::kCpu, "quantized_experts_out_fwd_" + type, out_fwd<T>);
+    registry.add(Backend::kCpu, "quantized_experts_hidden_fwd_" + type, hidden_fwd<T>, Pairs::room);
+    registry.add(Backend::kCpu, "quantized_experts_out_fwd_" + type, out_fwd<T>, Pairs::room);
   };
   add(float(), "f32");
   add(F16(), "f16");

@@ -357,7 +357,7 @@ std::vector<BenchCase> quantized_experts_bench_cases() {
       };
       cases.push_back({std::to_string(bits) + " bits", "fwd",
                        std::to_string(tokens) + "x512x10x2048x512", dtype, rows + weights + params,
-                       rows, 10, 1, prepare, 6 * tokens * chosen * width * inner});
+                       rows, 4, 1, prepare, 6 * tokens * chosen * width * inner});
     }
   }
   return cases;

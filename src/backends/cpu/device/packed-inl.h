@@ -47,11 +47,12 @@ HWY_INLINE std::uint64_t spread_eight(std::uint64_t u) {
 
 template <int kBits>
 HWY_INLINE void spread_packs(const std::uint8_t* p, std::int64_t packs, std::uint8_t* bytes) {
-  for (std::int64_t i = 0; i < packs; ++i, p += 4 * kBits, bytes += kPackCodes) {
+  constexpr std::int64_t kPackBytes = 4 * kBits;
+  for (std::int64_t i = 0; i < packs; ++i, p += kPackBytes, bytes += kPackCodes) {
 #pragma GCC unroll 4
-    for (int eight = 0; eight < 4; ++eight) {
+    for (std::int64_t eight = 0; eight < 4; ++eight) {
       // 8 bytes are read, of which kBits are wanted: none past the pack's end.
-      const int at = std::min(eight * kBits, 4 * kBits - 8);
+      const std::int64_t at = std::min(eight * kBits, kPackBytes - 8);
       std::uint64_t u;
       std::memcpy(&u, p + at, sizeof(u));
       u = spread_eight<kBits>(u >> (8 * (eight * kBits - at)));
