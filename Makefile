@@ -43,7 +43,10 @@ test-faults: setup  ## plant faults one at a time and expect the tests to fail; 
 parity: setup build/release/build.ninja  ## compare whole models with mlx-lm, which it installs into build/parity
 	scripts/parity.sh $(ARGS)
 	cmake --build --preset release -j $(JOBS) --target model_tests
-	MLXTAPE_PARITY_MODELS=build/parity/models build/release/bin/model_tests --gtest_filter='*Parity*'
+	rm -rf build/parity/saved && mkdir -p build/parity/saved
+	MLXTAPE_PARITY_MODELS=build/parity/models MLXTAPE_PARITY_SAVED=build/parity/saved \
+	  build/release/bin/model_tests --gtest_filter='*Parity*'
+	build/parity/venv/bin/python tests/parity/reread.py build/parity/saved
 
 demo: setup build/release/build.ninja  ## build and run examples/route_tokens.cpp
 	cmake --build --preset release -j $(JOBS) --target route_tokens

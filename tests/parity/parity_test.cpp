@@ -10,6 +10,7 @@
 #include "mlxtape/base/files.h"
 #include "mlxtape/formats/safetensors.h"
 #include "mlxtape/models/load.h"
+#include "mlxtape/models/quantize.h"
 #include "mlxtape/models/state.h"
 #include "mlxtape/ops/elementwise.h"
 #include "support/op_test.h"
@@ -19,6 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using formats::Json;
+using models::Packing;
 
 struct Case {
   std::string path;
@@ -212,6 +214,31 @@ TEST_P(Parity, GreedyTokens) {
   models::Stepper stepper(encoder(), model(), state);
   while (got.size() < want.size()) got.push_back(best(stepper.step({&got.back(), 1})));
   EXPECT_EQ(got, want);
+}
+
+// For mlx-lm to read (reread.py): what we save, as it is and packed by us, with the logits that we compute.
+TEST_P(Parity, SavedForMlx) {
+  const char* folder = std::getenv("MLXTAPE_PARITY_SAVED");
+  if (folder == nullptr) GTEST_SKIP() << "MLXTAPE_PARITY_SAVED names no folder";
+  if (GetParam().backend != Backend::kCpu) GTEST_SKIP() << "saved from the cpu";
+  const auto save = [&](const models::Model& saved, const std::string& name) {
+    const std::string path = std::string(folder) + "/" + name;
+    models::SaveOptions options;
+    options.replace = true;
+    models::save_model(saved, path, options);
+    Tape tape(encoder());
+    const Tensor all = tokens(0, reference("tokens").dim(1));
+    const Tensor z = models::logits(tape, saved, models::hidden(tape, saved, all));
+    const std::vector<formats::NamedTensor> ours = {
+        {"tokens", all}, {"logits", ops::cast(encoder(), z, DType::kF32)}};
+    formats::write_safetensors(path + "/ours.safetensors", ours);
+  };
+  const std::string name = fs::path(GetParam().path).filename().string();
+  save(model(), name);
+  if (model().config.quantization.usual.bits == 0) {
+    const Packing packing{4, 32};
+    save(models::quantize_model(encoder(), model(), models::usual_packing(packing)), name + ".packed");
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Parity, testing::ValuesIn(cases()), name_of_case);
