@@ -197,13 +197,16 @@ TEST(Tokenizer, MergesInTheOrderOfTheirRanks) {
       for (int i = 0; i < length; ++i) want.emplace_back(1, static_cast<char>('a' + random() % 3));
       std::string word;
       for (const std::string& letter : want) word += letter;
-      for (const Pair& pair :
-           merges) {  // a merge makes none of a lower rank possible: its parts are older
+      for (;;) {
+        std::size_t best = 0, rank = merges.size();
         for (std::size_t i = 0; i + 1 < want.size(); ++i) {
-          if (Pair{want[i], want[i + 1]} != pair) continue;
-          want[i] += want[i + 1];
-          want.erase(want.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+          const auto at = std::find(merges.begin(), merges.end(), Pair{want[i], want[i + 1]});
+          const auto r = static_cast<std::size_t>(at - merges.begin());
+          if (r < rank) best = i, rank = r;
         }
+        if (rank == merges.size()) break;
+        want[best] += want[best + 1];
+        want.erase(want.begin() + static_cast<std::ptrdiff_t>(best) + 1);
       }
       std::vector<std::string> got;
       for (const TokenId id : t.encode(word)) got.emplace_back(t.token_of(id));
