@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "backends/cpu/device/dots-inl.h"
 #include "backends/cpu/device/products-inl.h"
 #include "backends/cpu/device/tasks.h"
 #include "experts_args.h"
@@ -29,6 +30,7 @@ constexpr std::int64_t kSummed = 64;     // pairs at a time where they are summe
 constexpr std::int64_t kDepth = 256;     // of a product at a time: of 32 columns 32 KiB
 constexpr std::int64_t kStrip = 64;      // rows of weights at a time
 constexpr std::int64_t kChannels = 128;  // of y and dx in a task
+constexpr std::int64_t kFew = 8;         // pairs of an expert, or fewer: forward nothing is turned, weights go by once
 
 // ---- pairs ----
 
@@ -52,6 +54,7 @@ struct Block {
   std::int64_t expert, first, count;
   std::int64_t columns;  // of all blocks before, as far apart as pitch() says
   std::int64_t pitch() const { return row_pitch(count); }
+  bool few() const { return count <= kFew; }
 };
 
 struct Pairs {
@@ -155,6 +158,24 @@ HWY_INLINE void activate(const T* hidden, std::int64_t inner, std::int64_t from,
 
 // ---- forward ----
 
+// Some rows of gate or up for a block of few pairs.
+template <class T>
+HWY_INLINE void hidden_of_few(const Block& b, const Pairs& pairs, const T* x, const T* w,
+                              std::int64_t from, std::int64_t rows, int which, T* hidden) {
+  const ExpertsArgs& args = pairs.args;
+  const std::int64_t apart = row_pitch(args.width);
+  Pieces pieces{cpu::thread_scratch(kFew * (apart + kStrip))};
+  float *lines = pieces.take(kFew * apart), *out = pieces.take(kFew * kStrip);
+  for (std::int64_t i = 0; i < b.count; ++i) {
+    load_row(x + pairs.token(b.first + i) * args.width, args.width, lines + i * apart);
+  }
+  dot_rows(lines, apart, b.count, w + (b.expert * args.inner + from) * args.width, args.width, rows,
+           args.width, out, kStrip);
+  for (std::int64_t i = 0; i < b.count; ++i) {
+    store_row(out + i * kStrip, rows, hidden + ((b.first + i) * 2 + which) * args.inner + from);
+  }
+}
+
 template <class T>
 void experts_hidden_fwd(const KernelCall& call) {
   const auto& args = call.as<ExpertsArgs>();
@@ -162,7 +183,16 @@ void experts_hidden_fwd(const KernelCall& call) {
   const Pairs pairs{args, call.input<std::uint32_t>(1), call.input<std::uint32_t>(2)};
   const T *gate = call.input<T>(3), *up = call.input<T>(4);
   T* hidden = call.output<T>(0);  // [pairs, 2, I]
-  const std::vector<Block> blocks = pairs.blocks();
+  const std::vector<Block> all = pairs.blocks();
+  std::vector<Block> few, blocks;
+  for (const Block& b : all) (b.few() ? few : blocks).push_back(b);
+  const std::int64_t strips = ceil_div(args.inner, kStrip);
+  parallel_for(static_cast<std::int64_t>(few.size()) * 2 * strips, [&](std::int64_t task) {
+    const std::int64_t from = task % strips * kStrip;
+    const int which = static_cast<int>(task / strips % 2);
+    hidden_of_few(few[static_cast<std::size_t>(task / strips / 2)], pairs, x, which == 0 ? gate : up,
+                  from, std::min(kStrip, args.inner - from), which, hidden);
+  });
   parallel_for(static_cast<std::int64_t>(blocks.size()), [&](std::int64_t task) {
     const Block& b = blocks[static_cast<std::size_t>(task)];
     Pieces pieces{
@@ -189,14 +219,22 @@ void experts_hidden_fwd(const KernelCall& call) {
   });
 }
 
-// Columns of every block for sums over experts, made by make(place, line, room): line and room are [height].
+// Columns of every block for sums over experts, made by make(place, line, room): line and room are [height]. Where
+// there are few of them and by_dots, they stay rows.
 template <class Make>
 void all_columns(const std::vector<Block>& blocks, std::int64_t height, const Make& make,
-                 float* columns) {
+                 float* columns, bool by_dots = false) {
   const std::int64_t apart = row_pitch(height);
   parallel_for(static_cast<std::int64_t>(blocks.size()), [&](std::int64_t task) {
     const Block& b = blocks[static_cast<std::size_t>(task)];
     float* lines = cpu::thread_scratch((kUnit + 1) * apart);
+    if (by_dots && b.few()) {
+      for (std::int64_t i = 0; i < b.count; ++i) {
+        make(b.first + i, lines, lines + kUnit * apart);
+        std::copy_n(lines, height, columns + b.columns * height + i * height);
+      }
+      return;
+    }
     for (std::int64_t i = 0; i < b.count; i += kUnit) {
       for (std::int64_t k = 0; k < kUnit; ++k) {
         float* line = lines + k * apart;
@@ -213,8 +251,13 @@ std::int64_t most_columns(const ExpertsArgs& args) {
   return pairs + 2 * kUnit * (std::min(args.experts, pairs) + pairs / kColumns);
 }
 
+// Where the product of row r and pair i of a block stands: i·of_pair + r·of_row.
+struct Made {
+  std::int64_t of_pair = 1, of_row = kPitch;
+};
+
 // out_t = Σ over a token's pairs of factor(place)·(weights of its expert · its column). part(block, row, rows, columns,
-// room, sums) makes the product for some rows, which are channels of out.
+// room, sums) makes the product for some rows, which are channels of out, and says where it put them.
 template <class T, class Part, class Weight>
 void add_up(const Pairs& pairs, const std::vector<Block>& blocks, std::int64_t height,
             const float* columns, const Part& part, const Weight& weight, T* out) {
@@ -229,11 +272,12 @@ void add_up(const Pairs& pairs, const std::vector<Block>& blocks, std::int64_t h
     for (const Block& block : blocks) {
       for (std::int64_t r = 0; r < width; r += kStrip) {
         const std::int64_t rows = std::min(kStrip, width - r);
-        part(block, from + r, rows, columns + block.columns * height, room, made);
+        const Made at = part(block, from + r, rows, columns + block.columns * height, room, made);
         for (std::int64_t i = 0; i < block.count; ++i) {
           const float factor = weight(block.first + i);
           float* to = sums + pairs.token(block.first + i) * kChannels + r;
-          for (std::int64_t c = 0; c < rows; ++c) to[c] += factor * made[c * kPitch + i];
+          const float* product = made + i * at.of_pair;
+          for (std::int64_t c = 0; c < rows; ++c) to[c] += factor * product[c * at.of_row];
         }
       }
     }
@@ -257,13 +301,18 @@ void experts_out_fwd(const KernelCall& call) {
       [&](std::int64_t place, float* line, float* g) {
         activate(hidden + place * 2 * inner, inner, 0, inner, g, line);
       },
-      columns);
+      columns, true);
   add_up(
       pairs, blocks, inner, columns,
       [&](const Block& b, std::int64_t row, std::int64_t rows, const float* a, float* room,
           float* out) {
-        weights_product(false, down + (b.expert * args.width + row) * inner, inner, 1, rows, inner,
-                        a, b, room, out);
+        const T* w = down + (b.expert * args.width + row) * inner;
+        if (b.few()) {
+          dot_rows(a, inner, b.count, w, inner, rows, inner, out, kStrip);
+          return Made{kStrip, 1};
+        }
+        weights_product(false, w, inner, 1, rows, inner, a, b, room, out);
+        return Made{};
       },
       [&](std::int64_t place) { return static_cast<float>(scores[pairs.order[place]]); },
       call.output<T>(0));
@@ -356,6 +405,7 @@ void experts_x_bwd(const KernelCall& call) {
         weights_product(false, gate + at, 1, args.width, rows, inner, d, b, room, out);
         weights_product(true, up + at, 1, args.width, rows, inner, d + inner * b.pitch(), b, room,
                         out);
+        return Made{};
       },
       [](std::int64_t) { return 1.0F; }, call.output<T>(0));
 }

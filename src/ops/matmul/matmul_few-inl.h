@@ -1,8 +1,7 @@
 // The CPU's matmul where one side has few rows (or, turned, few columns): bound by reading the other side
 // once, which therefore is not copied. S: the few rows [rows, k]; L: the other matrix [k, cols].
+#include "backends/cpu/device/dots-inl.h"
 #include "matmul_pack-inl.h"
-
-#include <array>
 
 #include "backends/cpu/device/tasks.h"
 
@@ -20,11 +19,6 @@ namespace {
 
 constexpr std::int64_t kFew = 16;       // rows, at most
 constexpr std::int64_t kFewDepth = 16;  // rows of L that are read side by side
-
-template <std::size_t... kIndex, class Make>
-constexpr auto table_of(std::index_sequence<kIndex...>, Make make) {
-  return std::array{make(std::integral_constant<int, kIndex + 1>())...};
-}
 
 // ---- L lies in rows: streams of a few rows, the sums of a strip of columns wait in the cache ----
 
@@ -112,58 +106,10 @@ void few_streams(const Matrix<T>& s, const Matrix<T>& l, std::int64_t rows, std:
 
 // ---- L lies in columns: each sum is the product of two rows of memory ----
 
-// sums [kRows, kCols], pitch apart, of rows of k elements.
-template <class T, int kRows, int kCols>
-HWY_NOINLINE void few_dots(const float* HWY_RESTRICT s, std::int64_t s_row, const T* HWY_RESTRICT l,
-                           std::int64_t l_col, std::int64_t depth, float* sums,
-                           std::int64_t pitch) {
-  const DF d;
-  VF sum[kRows][kCols];
-#pragma GCC unroll 14
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < kCols; ++c) sum[r][c] = hn::Zero(d);
-  }
-  const auto step = [&](const auto& get, std::int64_t k) HWY_ATTR {
-    VF v[kCols];
-#pragma GCC unroll 4
-    for (int c = 0; c < kCols; ++c) v[c] = get(l + c * l_col + k);
-#pragma GCC unroll 14
-    for (int r = 0; r < kRows; ++r) {
-      const VF u = get(s + r * s_row + k);
-#pragma GCC unroll 4
-      for (int c = 0; c < kCols; ++c) sum[r][c] = hn::MulAdd(u, v[c], sum[r][c]);
-    }
-  };
-  std::int64_t k = 0;
-  for (; k + kLanes <= depth; k += kLanes) {
-    step([&](const auto* p) HWY_ATTR { return load(d, p); }, k);
-  }
-  if (k < depth) {
-    const auto count = static_cast<std::size_t>(depth - k);
-    step([&](const auto* p) HWY_ATTR { return load_n(d, p, count); }, k);
-  }
-#pragma GCC unroll 14
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < kCols; ++c) sums[r * pitch + c] = sum_lanes(d, sum[r][c]);
-  }
-}
-
 // As few_streams. room: floats for rows of S, from few_rows_room.
 template <class T>
 void few_products(const Matrix<T>& s, const Matrix<T>& l, std::int64_t rows, std::int64_t cols,
                   std::int64_t depth, float* sums, std::int64_t pitch, float* room) {
-  // Four columns at once are four streams; where there are many rows, the registers allow three or two.
-  static constexpr int kFour = kTileRows / 2, kThree = 2 * kTileRows / 3;
-  static constexpr auto kByFour =
-      table_of(std::make_index_sequence<kFour>(), [](auto n) { return few_dots<T, n(), 4>; });
-  static constexpr auto kByThree =
-      table_of(std::make_index_sequence<kThree>(), [](auto n) { return few_dots<T, n(), 3>; });
-  static constexpr auto kByTwo =
-      table_of(std::make_index_sequence<kTileRows>(), [](auto n) { return few_dots<T, n(), 2>; });
-  static constexpr auto kByOne =
-      table_of(std::make_index_sequence<kTileRows>(), [](auto n) { return few_dots<T, n(), 1>; });
   const float* few = room;
   std::int64_t s_row = ceil_div(depth, kLanes) * kLanes;
   if constexpr (sizeof(T) == 4) {
@@ -184,21 +130,7 @@ void few_products(const Matrix<T>& s, const Matrix<T>& l, std::int64_t rows, std
       }
     }
   }
-  const std::int64_t groups = ceil_div(rows, kTileRows), each = ceil_div(rows, groups);
-  for (std::int64_t c = 0; c < cols;) {
-    const std::int64_t left = cols - c;
-    const std::int64_t most = each <= kFour ? 4 : each <= kThree ? 3 : 2;
-    const std::int64_t wide = std::min(most, left);
-    for (std::int64_t r = 0; r < rows; r += each) {
-      const auto index = static_cast<std::size_t>(std::min(each, rows - r) - 1);
-      const auto dots = wide == 4   ? kByFour[index]
-                        : wide == 3 ? kByThree[index]
-                        : wide == 2 ? kByTwo[index]
-                                    : kByOne[index];
-      dots(few + r * s_row, s_row, l.at + c * l.col, l.col, depth, sums + r * pitch + c, pitch);
-    }
-    c += wide;
-  }
+  dot_rows(few, s_row, rows, l.at, l.col, cols, depth, sums, pitch);
 }
 
 inline std::int64_t few_rows_room(std::int64_t rows, std::int64_t depth) {
