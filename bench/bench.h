@@ -36,7 +36,8 @@ struct LayersConfig {
 // A model of one of the built-in shapes, with random weights, or a directory's.
 struct ModelConfig {
   std::string model = "qwen3-next-0.3b";
-  std::string save;  // also write it to this directory, for other programs to measure; empty: do not
+  std::string
+      save;  // also write it to this directory, for other programs to measure; empty: do not
   std::int64_t tokens = 512, chunk = 8192, context = 128, batch = 1;
   int bits = 0;  // 0: not packed
   bool train = true;

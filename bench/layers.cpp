@@ -9,8 +9,8 @@
 #include "bench.h"
 #include "measure.h"
 #include "mlxtape/nn/delta_net.h"
-#include "mlxtape/nn/self_attention.h"
 #include "mlxtape/nn/moe.h"
+#include "mlxtape/nn/self_attention.h"
 #include "support/bench_case.h"
 
 namespace mlxtape::bench {
@@ -61,11 +61,11 @@ Layer delta_net(Tape& tape, Maker& make) {
 Layer self_attention(Tape& tape, Maker& make) {
   const nn::SelfAttentionShape shape{16, 2, 256, true, {64, 1e7}};
   const nn::SelfAttentionWeights w{make({16 * 2 * 256, kWidth}),
-                                    make({2 * 256, kWidth}),
-                                    make({2 * 256, kWidth}),
-                                    make({kWidth, 16 * 256}),
-                                    make({256}),
-                                    make({256})};
+                                   make({2 * 256, kWidth}),
+                                   make({2 * 256, kWidth}),
+                                   make({kWidth, 16 * 256}),
+                                   make({256}),
+                                   make({256})};
   return [=, &tape](const Tensor& x) {
     return nn::self_attention(tape, x, w, shape);
   };

@@ -23,7 +23,8 @@ using nlohmann::json;
 const std::vector<std::pair<std::string, const char*>>& shapes() {
   static const std::vector<std::pair<std::string, const char*>> all = {
       // Four layers of Qwen3-Next-80B-A3B, with its embedding and head: one period of its 48, 7.2 B parameters.
-      {"qwen3-next-80b-period", R"({"model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 4,
+      {"qwen3-next-80b-period",
+       R"({"model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 4,
        "intermediate_size": 5120, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
        "linear_num_value_heads": 32, "linear_num_key_heads": 16, "linear_key_head_dim": 128,
        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "num_experts": 512, "num_experts_per_tok": 10,
@@ -32,7 +33,8 @@ const std::vector<std::pair<std::string, const char*>>& shapes() {
        "partial_rotary_factor": 0.25, "max_position_embeddings": 262144, "norm_topk_prob": true,
        "tie_word_embeddings": false})"},
       // 0.3 B parameters: a size that is tried on a laptop.
-      {"qwen3-next-0.3b", R"({"model_type": "qwen3_next", "hidden_size": 1024, "num_hidden_layers": 12,
+      {"qwen3-next-0.3b",
+       R"({"model_type": "qwen3_next", "hidden_size": 1024, "num_hidden_layers": 12,
        "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128,
        "linear_num_value_heads": 16, "linear_num_key_heads": 8, "linear_key_head_dim": 128,
        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "num_experts": 16, "num_experts_per_tok": 4,
@@ -123,7 +125,8 @@ class Measured {
     models::Stepper stepper(encoder_, model_, state);
     std::vector<std::int32_t> last(static_cast<std::size_t>(batch), 1);
     std::vector<float> logits(static_cast<std::size_t>(batch * model_.config.vocabulary));
-    const std::string name = "decode, " + std::to_string(batch) + " after " + std::to_string(context);
+    const std::string name =
+        "decode, " + std::to_string(batch) + " after " + std::to_string(context);
     Row all = row(name, batch * kSteps, [&] {
       state.restore(encoder_, full);
       for (std::int64_t step = 0; step < kSteps; ++step) {
@@ -142,7 +145,8 @@ class Measured {
     std::uint32_t state = 12345;
     for (std::int32_t& id : ids) {
       state = state * 1664525U + 1013904223U;
-      id = static_cast<std::int32_t>((state >> 8U) % static_cast<std::uint32_t>(model_.config.vocabulary));
+      id = static_cast<std::int32_t>((state >> 8U) %
+                                     static_cast<std::uint32_t>(model_.config.vocabulary));
     }
     return ids;
   }
@@ -179,7 +183,8 @@ void run_model(Device& device, const BenchConfig& config, const ModelConfig& how
   char line[200];
   std::snprintf(line, sizeof line, "%s: %s, %.2f B parameters in %s%s, %.2f GiB",
                 device.name().c_str(), how.model.c_str(), static_cast<double>(numbers) / 1e9,
-                name_of(model.dtype()), how.bits > 0 ? (", " + std::to_string(how.bits) + " bits").c_str() : "",
+                name_of(model.dtype()),
+                how.bits > 0 ? (", " + std::to_string(how.bits) + " bits").c_str() : "",
                 static_cast<double>(bytes) / (1 << 30));
   out << line << "\n";
   std::snprintf(line, sizeof line, "%-24s %10s %12s %14s %12s", "what", "tokens", "ms", "tokens/s",
@@ -197,10 +202,8 @@ void run_model(Device& device, const BenchConfig& config, const ModelConfig& how
                   static_cast<double>(row.tokens) / row.us * 1e6,
                   static_cast<double>(row.peak) / (1 << 30));
     out << line << std::endl;
-    report["rows"].push_back({{"what", row.what},
-                              {"tokens", row.tokens},
-                              {"us", row.us},
-                              {"peak_bytes", row.peak}});
+    report["rows"].push_back(
+        {{"what", row.what}, {"tokens", row.tokens}, {"us", row.us}, {"peak_bytes", row.peak}});
     write_json(config.json_path, report);
   };
   Measured measured(*encoder, model, config.seconds);

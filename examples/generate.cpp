@@ -23,7 +23,8 @@ int main(int argc, char** argv) try {
     return std::fflush(stdout) == 0;
   };
   std::printf("%s", argv[2]);
-  const auto report = jobs::generate(*encoder, model, tokenizer, {tokenizer.encode(argv[2])}, options);
+  const auto report =
+      jobs::generate(*encoder, model, tokenizer, {tokenizer.encode(argv[2])}, options);
   std::printf("\n%lld + %lld tokens, %.0f tokens/s, %.1f MiB\n",
               static_cast<long long>(report.prompt_tokens), static_cast<long long>(report.tokens),
               static_cast<double>(report.tokens) / report.seconds,

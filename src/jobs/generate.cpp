@@ -17,8 +17,12 @@ class Sequence {
  public:
   Sequence(const formats::Tokenizer& tokenizer, const std::vector<std::int32_t>& prompt,
            const GenerateOptions& options, std::size_t number)
-      : options_(options), number_(number), sampler_(options.sampling, number),
-        decoder_(tokenizer), until_(options.stop_strings), tokens_(prompt) {}
+      : options_(options),
+        number_(number),
+        sampler_(options.sampling, number),
+        decoder_(tokenizer),
+        until_(options.stop_strings),
+        tokens_(prompt) {}
 
   bool goes_on() const { return goes_on_; }
   std::int32_t last() const { return tokens_.back(); }
@@ -78,8 +82,8 @@ void check(const models::Model& model, const std::vector<std::vector<std::int32_
     if (prompt.empty()) wrong("a prompt must have at least one token");
     for (const std::int32_t token : prompt) {
       if (token < 0 || token >= model.config.vocabulary) {
-        wrong("the prompt's token " + std::to_string(token) + " is not in the model's vocabulary of " +
-              std::to_string(model.config.vocabulary));
+        wrong("the prompt's token " + std::to_string(token) +
+              " is not in the model's vocabulary of " + std::to_string(model.config.vocabulary));
       }
     }
   }
@@ -153,7 +157,9 @@ GenerateReport generate(CommandEncoder& encoder, const models::Model& model,
   start = std::chrono::steady_clock::now();
   models::Stepper stepper(encoder, model, state);
   std::vector<std::int32_t> tokens(sequences.size());
-  const auto goes_on = [](const Sequence& s) { return s.goes_on(); };
+  const auto goes_on = [](const Sequence& s) {
+    return s.goes_on();
+  };
   while (std::any_of(sequences.begin(), sequences.end(), goes_on)) {
     for (std::size_t b = 0; b < sequences.size(); ++b) tokens[b] = sequences[b].last();
     const Tensor& next = stepper.step(tokens);

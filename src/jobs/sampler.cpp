@@ -19,7 +19,8 @@ std::uint64_t mixed(std::uint64_t x) {
 
 Check sampling_check(const SamplingOptions& o) {
   const auto wrong = [](const char* what, double got) {
-    return Error(Errc::kArgument, std::string("sampling: ") + what + ", got " + std::to_string(got));
+    return Error(Errc::kArgument,
+                 std::string("sampling: ") + what + ", got " + std::to_string(got));
   };
   if (!(o.temperature >= 0)) return wrong("temperature must be at least 0", o.temperature);
   if (!(o.top_p >= 0)) return wrong("top_p must be at least 0", o.top_p);
@@ -29,7 +30,8 @@ Check sampling_check(const SamplingOptions& o) {
     return wrong("repetition_penalty must be above 0", o.repetition_penalty);
   }
   if (o.repetition_context < 0) {
-    return wrong("repetition_context must be at least 0", static_cast<double>(o.repetition_context));
+    return wrong("repetition_context must be at least 0",
+                 static_cast<double>(o.repetition_context));
   }
   return std::nullopt;
 }

@@ -84,12 +84,14 @@ Packing packing(const Fields& fields, const std::string& path) {
   const auto bits = static_cast<int>(fields.whole("bits", 4));
   const auto group = static_cast<int>(fields.whole("group_size", 64));
   if (std::string(" 2 3 4 5 6 8 ").find(" " + std::to_string(bits) + " ") == std::string::npos) {
-    throw Error(Errc::kIo, fields.source() + ": quantization of " + path +
-                               " has bits that are none of 2, 3, 4, 5, 6, 8: " + std::to_string(bits));
+    throw Error(Errc::kIo,
+                fields.source() + ": quantization of " + path +
+                    " has bits that are none of 2, 3, 4, 5, 6, 8: " + std::to_string(bits));
   }
   if (group != 32 && group != 64 && group != 128) {
-    throw Error(Errc::kIo, fields.source() + ": quantization of " + path +
-                               " has a group_size that is none of 32, 64, 128: " + std::to_string(group));
+    throw Error(Errc::kIo,
+                fields.source() + ": quantization of " + path +
+                    " has a group_size that is none of 32, 64, 128: " + std::to_string(group));
   }
   return {bits, group};
 }
@@ -139,9 +141,8 @@ RopeConfig parse_rope(const Json* scaling, double base, std::int64_t dims,
     rope.beta_fast = fields.number("beta_fast", 32);
     rope.beta_slow = fields.number("beta_slow", 1);
     rope.mscale = fields.number("mscale", 1);
-    rope.mscale_all_dim = fields.find("mscale_all_dim") == nullptr
-                              ? 0
-                              : fields.find("mscale_all_dim")->number();
+    rope.mscale_all_dim =
+        fields.find("mscale_all_dim") == nullptr ? 0 : fields.find("mscale_all_dim")->number();
   } else if (kind == "llama3") {
     rope.kind = RopeConfig::Kind::kLlama3;
     rope.original_positions = fields.whole("original_max_position_embeddings", 8192);
@@ -207,8 +208,9 @@ void parse_linear(const Fields& f, Config& c) {
   c.linear_value_dim = size(f, c, "linear_value_head_dim", 128);
   c.linear_kernel = size(f, c, "linear_conv_kernel_dim", 4);
   if (c.linear_value_heads % c.linear_key_heads != 0) {
-    throw Error(Errc::kIo, f.source() + ": \"linear_num_value_heads\" must be a multiple of "
-                                        "\"linear_num_key_heads\", got " +
+    throw Error(Errc::kIo, f.source() +
+                               ": \"linear_num_value_heads\" must be a multiple of "
+                               "\"linear_num_key_heads\", got " +
                                std::to_string(c.linear_value_heads) + " and " +
                                std::to_string(c.linear_key_heads));
   }
@@ -221,8 +223,9 @@ Config::Family family_of(const std::string& type, const std::string& source) {
       type == "qwen3_5_moe_text") {
     return Config::Family::kQwen35;
   }
-  throw Error(Errc::kIo, source + ": models of type \"" + type +
-                             "\" are not supported; qwen3, qwen3_next, qwen3_5 and qwen3_5_moe are");
+  throw Error(Errc::kIo,
+              source + ": models of type \"" + type +
+                  "\" are not supported; qwen3, qwen3_next, qwen3_5 and qwen3_5_moe are");
 }
 
 }  // namespace
@@ -256,8 +259,9 @@ Config Config::parse(const Json& json, const std::string& source) {
   c.key_heads = size(f, c, "num_key_value_heads", 8);
   c.head_dim = f.whole("head_dim", std::max<std::int64_t>(1, c.width / c.heads));
   if (c.heads % c.key_heads != 0) {
-    throw Error(Errc::kIo, source + ": \"num_attention_heads\" must be a multiple of "
-                                    "\"num_key_value_heads\", got " +
+    throw Error(Errc::kIo, source +
+                               ": \"num_attention_heads\" must be a multiple of "
+                               "\"num_key_value_heads\", got " +
                                std::to_string(c.heads) + " and " + std::to_string(c.key_heads));
   }
   c.attention_bias = f.truth("attention_bias", false);

@@ -42,9 +42,8 @@ Stream run_layer(Tape& tape, const Model& model, std::int64_t layer, const Strea
   Stream stream = in;
   const Tensor mixed = add_and_norm(tape, stream, w.input_norm, c.eps);
   if (c.has_attention(layer)) {
-    const nn::SelfAttentionShape shape{c.heads,    c.key_heads, c.head_dim,
-                                       c.family != Config::Family::kQwen3,
-                                       model.rope, c.eps};
+    const nn::SelfAttentionShape shape{
+        c.heads, c.key_heads, c.head_dim, c.family != Config::Family::kQwen3, model.rope, c.eps};
     stream.more = nn::self_attention(tape, mixed, w.attention, shape,
                                      past == nullptr ? nullptr : &past->attention);
   } else {

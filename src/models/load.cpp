@@ -59,11 +59,11 @@ class Source {
   void expect_empty() const {
     if (names_.empty()) return;
     const std::string& name = names_.begin()->second;
-    throw Error(Errc::kIo, files_.info(name).file + ": the tensor " + name +
-                               " belongs to no part of a " + c_.model_type + " as config.json has it" +
-                               (names_.size() > 1
-                                    ? ", nor do " + std::to_string(names_.size() - 1) + " others"
-                                    : ""));
+    throw Error(
+        Errc::kIo,
+        files_.info(name).file + ": the tensor " + name + " belongs to no part of a " +
+            c_.model_type + " as config.json has it" +
+            (names_.size() > 1 ? ", nor do " + std::to_string(names_.size() - 1) + " others" : ""));
   }
 
  private:
@@ -95,8 +95,12 @@ class Loader {
  public:
   Loader(Source& source, const Config& config, std::string path, CommandEncoder& encoder,
          const LoadOptions& options, std::size_t all)
-      : source_(source), c_(config), path_(std::move(path)), encoder_(encoder),
-        options_(options), all_(all) {}
+      : source_(source),
+        c_(config),
+        path_(std::move(path)),
+        encoder_(encoder),
+        options_(options),
+        all_(all) {}
 
   void fill(const Slot& slot) {
     if (slot.tensor != nullptr) {
@@ -153,7 +157,8 @@ class Loader {
     const bool scaled = source_.has(slot.name + ".scales");
     const Packing packing = c_.quantization.of_module(slot.name);
     if (packing.bits > 0 && (scaled || is_listed)) return packed(slot, packing);
-    if (scaled) fail(slot.name + ".scales", "is there, but config.json does not say how it is packed");
+    if (scaled)
+      fail(slot.name + ".scales", "is there, but config.json does not say how it is packed");
     if (slot.shape.rank() == 3 && !source_.has(slot.name + ".weight")) return stacked(slot);
     const Tensor t = source_.take(slot.name + ".weight");
     expect(slot.name + ".weight", t, slot.shape);
@@ -210,7 +215,8 @@ class Loader {
     Tensor all;
     for (std::int64_t e = 0; e < slot.shape[0]; ++e) {
       const std::string name = mlp + std::to_string(e) + "." + part + ".weight";
-      if (e == 0 && !source_.has(name)) source_.take(slot.name + ".weight");  // names what is missing
+      if (e == 0 && !source_.has(name))
+        source_.take(slot.name + ".weight");  // names what is missing
       const Tensor t = source_.take(name);
       expect(name, t, {slot.shape[1], slot.shape[2]});
       if (e == 0) all = encoder_.empty(slot.shape, t.dtype());

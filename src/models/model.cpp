@@ -58,8 +58,8 @@ Tensor loss(Tape& tape, const Model& model, const Tensor& tokens, const Tensor& 
                                   ", got " + to_string(targets.shape()));
   }
   const std::int64_t rows = tokens.size();
-  const Tensor h = ops::reshape(tape, hidden(tape, model, tokens, options),
-                                {rows, model.config.width});
+  const Tensor h =
+      ops::reshape(tape, hidden(tape, model, tokens, options), {rows, model.config.width});
   ops::CrossEntropyOptions how;
   how.reduction = ops::Reduction::kMean;
   how.ignore_index = -1;

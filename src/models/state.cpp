@@ -64,8 +64,9 @@ void State::each(const Function& function) const {
 
 std::size_t State::place(std::int64_t sequence) const {
   if (sequence < 0 || sequence >= batch()) {
-    throw Error(Errc::kArgument, "state: sequence must be from 0 to " + std::to_string(batch() - 1) +
-                                     ", got " + std::to_string(sequence));
+    throw Error(Errc::kArgument, "state: sequence must be from 0 to " +
+                                     std::to_string(batch() - 1) + ", got " +
+                                     std::to_string(sequence));
   }
   return static_cast<std::size_t>(sequence);
 }
@@ -87,9 +88,10 @@ void State::trim(CommandEncoder& encoder, std::int64_t sequence, std::int64_t le
   const bool forgets = std::all_of(layers_.begin(), layers_.end(),
                                    [](const Layer& layer) { return layer.keys.defined(); });
   if (length != now && length != 0 && !forgets) {
-    throw Error(Errc::kArgument,
-                "state: a delta net cannot forget single tokens: take a snapshot where you may want "
-                "to come back to, and restore it");
+    throw Error(
+        Errc::kArgument,
+        "state: a delta net cannot forget single tokens: take a snapshot where you may want "
+        "to come back to, and restore it");
   }
   now = length;
   if (length != 0 || forgets) return;
@@ -122,8 +124,9 @@ void State::restore(CommandEncoder& encoder, const State& from) {
     return a.shape() == b.shape() && a.dtype() == b.dtype();
   };
   if (!std::equal(ours.begin(), ours.end(), theirs.begin(), theirs.end(), alike)) {
-    throw Error(Errc::kShape, "state: only a snapshot of the same model, batch and capacity can be "
-                              "restored");
+    throw Error(Errc::kShape,
+                "state: only a snapshot of the same model, batch and capacity can be "
+                "restored");
   }
   for (std::size_t i = 0; i < ours.size(); ++i) encoder.copy(theirs[i], ours[i]);
   lengths_ = from.lengths_;
@@ -153,7 +156,8 @@ State State::load(const Model& model, const std::string& path, std::int64_t capa
       try {
         lengths.push_back(std::stoll(value.substr(at), &used));
       } catch (const std::exception&) {
-        throw Error(Errc::kIo, path + ": lengths of a state must be numbers, got \"" + value + "\"");
+        throw Error(Errc::kIo,
+                    path + ": lengths of a state must be numbers, got \"" + value + "\"");
       }
       at += used;
     }
@@ -207,9 +211,9 @@ Tensor prefill(CommandEncoder& encoder, const Model& model, State& state, std::i
     throw Error(Errc::kArgument, "prefill: at least one token, and chunks of at least one");
   }
   if (length + count > state.capacity_) {
-    throw Error(Errc::kArgument, "prefill: " + std::to_string(length) + " tokens and " +
-                                     std::to_string(count) + " more do not fit into a capacity of " +
-                                     std::to_string(state.capacity_));
+    throw Error(Errc::kArgument,
+                "prefill: " + std::to_string(length) + " tokens and " + std::to_string(count) +
+                    " more do not fit into a capacity of " + std::to_string(state.capacity_));
   }
   Tape tape(encoder);
   Tensor last;
@@ -224,7 +228,9 @@ Tensor prefill(CommandEncoder& encoder, const Model& model, State& state, std::i
     }
     length += n;
     if (at + n == count) {
-      const auto row = [&](const Tensor& t) { return encoder.contiguous(t.slice(1, n - 1, n)); };
+      const auto row = [&](const Tensor& t) {
+        return encoder.contiguous(t.slice(1, n - 1, n));
+      };
       last = run_norm(tape, model, {row(stream.more), row(stream.h)});
     }
   }
@@ -257,8 +263,8 @@ struct Stepper::Impl {
 };
 
 Stepper::Stepper(CommandEncoder& encoder, const Model& model, State& state)
-    : impl_(new Impl{encoder, model, state,
-                     encoder.zeros({2, state.batch()}, DType::kI32), {}, nullptr}) {}
+    : impl_(new Impl{
+          encoder, model, state, encoder.zeros({2, state.batch()}, DType::kI32), {}, nullptr}) {}
 Stepper::~Stepper() = default;
 
 const Tensor& Stepper::step(std::span<const std::int32_t> tokens) {

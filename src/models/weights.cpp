@@ -68,7 +68,8 @@ void delta_slots(const Names& names, nn::DeltaNetWeights& w, const Config& c) {
   names.weight("out_proj", w.out, {c.width, values});
 }
 
-void swiglu_slots(const Names& names, nn::SwigluWeights& w, std::int64_t width, std::int64_t inner) {
+void swiglu_slots(const Names& names, nn::SwigluWeights& w, std::int64_t width,
+                  std::int64_t inner) {
   names.weight("gate_proj", w.gate, {inner, width});
   names.weight("up_proj", w.up, {inner, width});
   names.weight("down_proj", w.down, {width, inner});
@@ -152,8 +153,7 @@ Model watch(Tape& tape, const Model& model, const std::function<bool(const std::
   return watched;
 }
 
-Model random_model(const Config& config, CommandEncoder& encoder, DType dtype,
-                   std::uint64_t seed) {
+Model random_model(const Config& config, CommandEncoder& encoder, DType dtype, std::uint64_t seed) {
   Model model;
   model.config = config;
   ops::KeySequence keys(encoder, seed);
@@ -169,8 +169,8 @@ Model random_model(const Config& config, CommandEncoder& encoder, DType dtype,
       *slot.tensor = encoder.full(slot.shape, dtype, 1);
     } else if (ends_with(slot.name, "A_log")) {
       // log of 1 to 16: memories of a token to many.
-      *slot.tensor = ops::log(
-          encoder, ops::random_uniform(encoder, keys.next(encoder), slot.shape, DType::kF32, 1, 16));
+      *slot.tensor = ops::log(encoder, ops::random_uniform(encoder, keys.next(encoder), slot.shape,
+                                                           DType::kF32, 1, 16));
     } else if (ends_with(slot.name, ".bias")) {
       *slot.tensor = encoder.full(slot.shape, dtype, 0);
     } else {

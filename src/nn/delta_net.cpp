@@ -128,8 +128,8 @@ Tensor projected_back(Tape& tape, const Tensor& y, const Projected& in, const De
                       const DeltaNetShape& s) {
   const Tensor gated = ops::rms_norm_gated(tape, y, w.norm, in.z, s.eps);
   return linear(
-      tape,
-      ops::reshape(tape, gated, {y.shape()[0], y.shape()[1], s.value_heads * s.value_dim}), w.out);
+      tape, ops::reshape(tape, gated, {y.shape()[0], y.shape()[1], s.value_heads * s.value_dim}),
+      w.out);
 }
 
 }  // namespace
@@ -146,13 +146,12 @@ DeltaNetResult delta_net(Tape& tape, const Tensor& x, const DeltaNetWeights& w,
   ops::GatedDeltaRuleOptions options = rule_options(s);
   options.initial_state = before.rule;
   options.want_final_state = want_state;
-  const auto rule =
-      ops::gated_delta_rule(tape, rule_inputs(tape, filtered.y, in, w, s), options);
+  const auto rule = ops::gated_delta_rule(tape, rule_inputs(tape, filtered.y, in, w, s), options);
   return {projected_back(tape, rule.y, in, w, s), {filtered.final_state, rule.final_state}};
 }
 
-Tensor delta_net_step(Tape& tape, const Tensor& x, const DeltaNetWeights& w,
-                      const DeltaNetShape& s, const DeltaNetState& state) {
+Tensor delta_net_step(Tape& tape, const Tensor& x, const DeltaNetWeights& w, const DeltaNetShape& s,
+                      const DeltaNetState& state) {
   require(delta_net_check(x, w, s, state));
   if (x.dim(1) != 1 || !state.conv.defined()) {
     throw Error(Errc::kArgument, "delta_net_step: one token of each sequence and a state, got x " +
@@ -161,8 +160,9 @@ Tensor delta_net_step(Tape& tape, const Tensor& x, const DeltaNetWeights& w,
   }
   const Projected in = project(tape, x, w, s);
   if (tape.wants({in.mixed, in.z, in.a, in.b, w.conv, w.a_log, w.dt_bias})) {
-    throw Error(Errc::kNoGradient, "delta_net_step: there is no gradient through a step: call it "
-                                   "under Tape::NoGrad, or delta_net");
+    throw Error(Errc::kNoGradient,
+                "delta_net_step: there is no gradient through a step: call it "
+                "under Tape::NoGrad, or delta_net");
   }
   CommandEncoder& encoder = tape.encoder();
   const std::int64_t batch = x.dim(0), channels = in.mixed.dim(2);

@@ -68,10 +68,12 @@ Check check_cache(const Tensor& x, const SelfAttentionShape& s, const SelfAttent
     if (cache.start != 0) {
       return Error(Errc::kArgument, "self_attention: a cache has a start or lengths, not both");
     }
-    return expect_weights(kBlock, x, {{"the cache's lengths", cache.lengths, {batch}, DType::kI32}});
+    return expect_weights(kBlock, x,
+                          {{"the cache's lengths", cache.lengths, {batch}, DType::kI32}});
   }
   if (cache.start < 0 || cache.start + x.dim(1) > cache.keys.dim(1)) {
-    return Error(Errc::kArgument, "self_attention: a cache of " + std::to_string(cache.keys.dim(1)) +
+    return Error(Errc::kArgument, "self_attention: a cache of " +
+                                      std::to_string(cache.keys.dim(1)) +
                                       " tokens has no room for " + std::to_string(x.dim(1)) +
                                       " after " + std::to_string(cache.start));
   }

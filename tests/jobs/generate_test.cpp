@@ -20,7 +20,8 @@ formats::Tokenizer small_tokenizer() {
     const bool printable = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
     const int code = printable ? byte : 256 + next++;
     std::string letter(1, static_cast<char>(code));
-    if (code > 127) letter = {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 63))};
+    if (code > 127)
+      letter = {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 63))};
     vocabulary.set(letter, byte);
   }
   const std::string bytes =
@@ -79,8 +80,8 @@ TEST_P(Generate, Stops) {
 
   GenerateOptions stop = options;
   stop.stop_tokens = {tokens[4]};
-  const auto first = static_cast<std::size_t>(
-      std::find(tokens.begin(), tokens.end(), tokens[4]) - tokens.begin());
+  const auto first =
+      static_cast<std::size_t>(std::find(tokens.begin(), tokens.end(), tokens[4]) - tokens.begin());
   auto report = run({"HELLO"}, stop);
   EXPECT_EQ(report.sequences[0].finish, Finish::kStopToken);
   EXPECT_EQ(report.sequences[0].text, text.substr(0, first));

@@ -17,7 +17,8 @@ std::int32_t choose(Sampler& sampler, std::vector<float> logits,
 }
 
 // How often each token comes in many draws.
-std::map<std::int32_t, double> shares(const SamplingOptions& options, const std::vector<float>& logits) {
+std::map<std::int32_t, double> shares(const SamplingOptions& options,
+                                      const std::vector<float>& logits) {
   Sampler sampler(options);
   std::map<std::int32_t, double> count;
   constexpr int kDraws = 20000;
@@ -37,9 +38,8 @@ void expect_shares(const SamplingOptions& options, const std::vector<float>& log
 }
 
 // log of 0.5, 0.25, 0.125, 0.0625, 0.0625, moved by a number that must not matter.
-const std::vector<float> kHalves = {
-    3 + std::log(0.125F), 3 + std::log(0.5F), 3 + std::log(0.0625F), 3 + std::log(0.25F),
-    3 + std::log(0.0625F)};
+const std::vector<float> kHalves = {3 + std::log(0.125F), 3 + std::log(0.5F), 3 + std::log(0.0625F),
+                                    3 + std::log(0.25F), 3 + std::log(0.0625F)};
 
 TEST(Sampler, GreedyTakesTheFirstOfTheLargest) {
   Sampler sampler({});
@@ -54,8 +54,12 @@ TEST(Sampler, DrawsByTheWeights) {
   expect_shares(options, kHalves, {{1, 0.5}, {3, 0.25}, {0, 0.125}, {2, 0.0625}, {4, 0.0625}});
   options.temperature = 0.5;  // squares
   const double all = 0.25 + 0.0625 + 0.015625 + 2 * 0.00390625;
-  expect_shares(options, kHalves, {{1, 0.25 / all}, {3, 0.0625 / all}, {0, 0.015625 / all},
-                                   {2, 0.00390625 / all}, {4, 0.00390625 / all}});
+  expect_shares(options, kHalves,
+                {{1, 0.25 / all},
+                 {3, 0.0625 / all},
+                 {0, 0.015625 / all},
+                 {2, 0.00390625 / all},
+                 {4, 0.00390625 / all}});
 }
 
 TEST(Sampler, LeavesOut) {
@@ -83,7 +87,8 @@ TEST(Sampler, LeavesOut) {
 
 TEST(Sampler, LongRowsAreSortedAsFarAsNeeded) {
   std::vector<float> logits(5000);
-  for (std::size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>((i * 7919) % 5000) * 1e-4F;
+  for (std::size_t i = 0; i < logits.size(); ++i)
+    logits[i] = static_cast<float>((i * 7919) % 5000) * 1e-4F;
   SamplingOptions options;
   options.temperature = 1;
   options.top_p = 0.5;
@@ -91,7 +96,8 @@ TEST(Sampler, LongRowsAreSortedAsFarAsNeeded) {
   // The likelier half by weight begins at the value v with (e^0.5 − e^v)/(e^0.5 − 1) = 0.5.
   const double least = std::log(std::exp(0.5) - 0.5 * (std::exp(0.5) - 1));
   for (int i = 0; i < 200; ++i) {
-    EXPECT_GE(static_cast<double>(logits[static_cast<std::size_t>(choose(sampler, logits))]), least - 2e-4);
+    EXPECT_GE(static_cast<double>(logits[static_cast<std::size_t>(choose(sampler, logits))]),
+              least - 2e-4);
   }
 }
 

@@ -9,14 +9,15 @@ using formats::Json;
 using models::Config;
 
 Json flat(const char* type) {
-  return Json::parse(std::string(R"({"model_type": ")") + type + R"(", "hidden_size": 64, "num_hidden_layers": 8,
+  return Json::parse(
+      std::string(R"({"model_type": ")") + type + R"(", "hidden_size": 64, "num_hidden_layers": 8,
       "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128,
       "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 5000.0, "partial_rotary_factor": 0.25,
       "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
       "linear_conv_kernel_dim": 4, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
       "shared_expert_intermediate_size": 48, "decoder_sparse_step": 2, "mlp_only_layers": [3], "norm_topk_prob": true,
       "tie_word_embeddings": true, "attention_bias": true, "something_else": [1, 2]})",
-                     "config.json");
+      "config.json");
 }
 
 TEST(ModelConfig, Qwen3Next) {
@@ -40,9 +41,10 @@ TEST(ModelConfig, Qwen3Next) {
 
 TEST(ModelConfig, Qwen35FlatAndNested) {
   Json text = flat("qwen3_5_moe_text");
-  text.set("rope_parameters", Json::parse(R"({"rope_type": "default", "rope_theta": 7000, "mrope_section": [1, 1, 2],
+  text.set("rope_parameters",
+           Json::parse(R"({"rope_type": "default", "rope_theta": 7000, "mrope_section": [1, 1, 2],
       "partial_rotary_factor": 0.5})",
-                                          "rope"));
+                       "rope"));
   const Config flat_one = Config::parse(text, "config.json");
   Json nested = Json::Object{};
   nested.set("model_type", "qwen3_5_moe");
@@ -79,7 +81,8 @@ TEST(ModelConfig, Qwen3AndRopes) {
   EXPECT_EQ(c.rope.original_positions, 4096);
   json.erase("rope_theta");
   json.erase("rope_scaling");
-  json.set("rope_parameters", Json::parse(R"({"rope_type": "default", "rope_theta": 9000})", "rope"));
+  json.set("rope_parameters",
+           Json::parse(R"({"rope_type": "default", "rope_theta": 9000})", "rope"));
   EXPECT_EQ(Config::parse(json, "config.json").rope.base, 9000);
 }
 

@@ -118,7 +118,8 @@ TEST_P(Models, BrokenDirectories) {
     formats::save_model(path("broken"), out, true);
     expect_error(Errc::kIo, says, [&] { models::load_model(path("broken"), encoder()); });
   };
-  const auto find = [](formats::ModelToSave& out, const std::string& name) -> formats::NamedTensor& {
+  const auto find = [](formats::ModelToSave& out,
+                       const std::string& name) -> formats::NamedTensor& {
     for (auto& tensor : out.tensors) {
       if (tensor.name == name) return tensor;
     }
@@ -144,8 +145,9 @@ TEST_P(Models, BrokenDirectories) {
     out.tensors.push_back({"lm_head.scales", encoder().zeros({80, 2}, DType::kF32)});
   });
   refused("the tensor lm_head.scales is missing", [&](auto& out) {
-    out.config.set("quantization", formats::Json::parse(
-                                       R"({"bits": 4, "lm_head": {"bits": 4, "group_size": 32}})", "q"));
+    out.config.set(
+        "quantization",
+        formats::Json::parse(R"({"bits": 4, "lm_head": {"bits": 4, "group_size": 32}})", "q"));
   });
   refused("\"hidden_size\" is missing", [&](auto& out) { out.config.erase("hidden_size"); });
   expect_error(Errc::kIo, path("nowhere"), [&] { models::load_model(path("nowhere"), encoder()); });

@@ -24,7 +24,8 @@ Json small_config(const std::string& type) {
 
 models::Model small_model(CommandEncoder& encoder, const std::string& type, DType dtype,
                           std::uint64_t seed) {
-  return models::random_model(models::Config::parse(small_config(type), type), encoder, dtype, seed);
+  return models::random_model(models::Config::parse(small_config(type), type), encoder, dtype,
+                              seed);
 }
 
 std::vector<std::string> model_types() { return {"qwen3", "qwen3_next", "qwen3_5", "qwen3_5_moe"}; }

@@ -132,7 +132,8 @@ TEST_P(ModelState, SnapshotsAndFiles) {
     expect_alike(go_on(loaded), want);
 
     State other(model, 2, 17);
-    expect_error(Errc::kShape, "snapshot of the same model", [&] { other.restore(encoder(), then); });
+    expect_error(Errc::kShape, "snapshot of the same model",
+                 [&] { other.restore(encoder(), then); });
     expect_error(Errc::kIo, "capacity is 6", [&] { State::load(model, path, 6); });
     const models::Model wider = small_model(encoder(), type, DType::kBF16);
     expect_error(Errc::kIo, "for this model", [&] { State::load(wider, path, 30); });
@@ -143,7 +144,8 @@ TEST_P(ModelState, SnapshotsAndFiles) {
       expect_error(Errc::kArgument, "cannot forget", [&] { state.trim(encoder(), 1, 4); });
     }
     expect_error(Errc::kArgument, "0 to 11", [&] { state.trim(encoder(), 1, 12); });
-    expect_error(Errc::kArgument, "from 0 to 1, got 2", [&] { static_cast<void>(state.length(2)); });
+    expect_error(Errc::kArgument, "from 0 to 1, got 2",
+                 [&] { static_cast<void>(state.length(2)); });
   }
   write_whole(path, "nothing", "test");
   const models::Model model = small_model(encoder(), "qwen3");

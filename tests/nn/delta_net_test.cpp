@@ -230,9 +230,8 @@ TEST_P(DeltaNet, OneTokenAtATime) {
   expect_same("rule", state.rule, whole.state.rule);
 
   const Tensor one = encoder().contiguous(in[kX].slice(1, 0, 1));
-  expect_error(Errc::kNoGradient, "NoGrad", [&] {
-    nn::delta_net_step(tape, tape.watch(one), w, shape_of(c), state);
-  });
+  expect_error(Errc::kNoGradient, "NoGrad",
+               [&] { nn::delta_net_step(tape, tape.watch(one), w, shape_of(c), state); });
   expect_error(Errc::kArgument, "and no state",
                [&] { nn::delta_net_step(tape, one, w, shape_of(c), {}); });
   expect_error(Errc::kArgument, "one token of each",

@@ -75,8 +75,9 @@ Arrays attention_in_double(const Case& c, const Arrays& in, const Blur& blur) {
       for (std::int64_t j = 0; j < c.dim; ++j) {
         const double value = blur(mean[place(j)] / all);
         seen.push_back(
-            c.gated ? blur(value * blur(sigma(both[place(((row * c.heads + h) * 2 + 1) * c.dim + j)])))
-                    : value);
+            c.gated
+                ? blur(value * blur(sigma(both[place(((row * c.heads + h) * 2 + 1) * c.dim + j)])))
+                : value);
       }
     }
   }
@@ -103,21 +104,20 @@ Block block_of(const Case& c) {
   const Shape x{c.batch, c.tokens, c.width};
   const std::int64_t queries = c.heads * c.dim, keys = c.key_heads * c.dim;
   const std::int64_t asked = c.gated ? 2 * queries : queries;
-  Block block{
-      "self_attention",
-      {{"x", x},
-       {"q", {asked, c.width}, size},
-       {"k", {keys, c.width}, size},
-       {"v", {keys, c.width}, size},
-       {"o", {c.width, queries}, 1.5 / std::sqrt(static_cast<double>(queries))},
-       {"q_norm", {c.dim}, 0.5, 1},
-       {"k_norm", {c.dim}, 0.5, 1}},
-      {x},
-      [c](const Arrays& in, const Blur& blur) { return attention_in_double(c, in, blur); },
-      [c](Tape& tape, const std::vector<Tensor>& in) {
-        return std::vector<Tensor>{
-            nn::self_attention(tape, in[kX], weights_of(c, in), shape_of(c))};
-      }};
+  Block block{"self_attention",
+              {{"x", x},
+               {"q", {asked, c.width}, size},
+               {"k", {keys, c.width}, size},
+               {"v", {keys, c.width}, size},
+               {"o", {c.width, queries}, 1.5 / std::sqrt(static_cast<double>(queries))},
+               {"q_norm", {c.dim}, 0.5, 1},
+               {"k_norm", {c.dim}, 0.5, 1}},
+              {x},
+              [c](const Arrays& in, const Blur& blur) { return attention_in_double(c, in, blur); },
+              [c](Tape& tape, const std::vector<Tensor>& in) {
+                return std::vector<Tensor>{
+                    nn::self_attention(tape, in[kX], weights_of(c, in), shape_of(c))};
+              }};
   if (c.biased) {
     block.inputs.insert(block.inputs.end(), {{"q_bias", {asked}, 0.5},
                                              {"k_bias", {keys}, 0.5},
@@ -163,7 +163,8 @@ TEST_P(SelfAttention, TokensInPieces) {
   const std::vector<double> whole = download(nn::self_attention(tape, in[kX], w, shape));
 
   const Shape room{c.batch, 20, c.key_heads, c.dim};
-  nn::SelfAttentionCache cache{encoder().empty(room, DType::kF32), encoder().empty(room, DType::kF32)};
+  nn::SelfAttentionCache cache{encoder().empty(room, DType::kF32),
+                               encoder().empty(room, DType::kF32)};
   std::vector<double> pieces(whole.size());
   const auto feed = [&](std::int64_t from, std::int64_t to) {
     const Tensor part = encoder().contiguous(in[kX].slice(1, from, to));
@@ -194,8 +195,8 @@ TEST_P(SelfAttention, TokensInPieces) {
 TEST(SelfAttentionCheck, SaysWhatIsWrong) {
   const Tensor x = Tensor::meta({1, 3, 8});
   const nn::SelfAttentionWeights good{Tensor::meta({32, 8}), Tensor::meta({8, 8}),
-                                       Tensor::meta({8, 8}),  Tensor::meta({8, 16}),
-                                       Tensor::meta({4}),     Tensor::meta({4})};
+                                      Tensor::meta({8, 8}),  Tensor::meta({8, 16}),
+                                      Tensor::meta({4}),     Tensor::meta({4})};
   const nn::SelfAttentionShape shape{4, 2, 4, true, {2}};
   EXPECT_FALSE(nn::self_attention_check(x, good, shape));
   const auto with = [&](auto set) {
@@ -204,10 +205,11 @@ TEST(SelfAttentionCheck, SaysWhatIsWrong) {
     return nn::self_attention_check(x, w, shape);
   };
   expect_refused({
-      {"rank", nn::self_attention_check(Tensor::meta({8}), good, shape), Errc::kShape,
-       "x must be"},
-      {"heads", nn::self_attention_check(x, good, {4, 3, 4, true, {2}}), Errc::kArgument, "got 4 and 3"},
-      {"odd", nn::self_attention_check(x, good, {4, 2, 4, true, {3}}), Errc::kArgument, "rope.dims"},
+      {"rank", nn::self_attention_check(Tensor::meta({8}), good, shape), Errc::kShape, "x must be"},
+      {"heads", nn::self_attention_check(x, good, {4, 3, 4, true, {2}}), Errc::kArgument,
+       "got 4 and 3"},
+      {"odd", nn::self_attention_check(x, good, {4, 2, 4, true, {3}}), Errc::kArgument,
+       "rope.dims"},
       {"wide", nn::self_attention_check(x, good, {4, 2, 4, true, {6}}), Errc::kArgument,
        "0 to head_dim 4"},
       {"q", with([](auto& w) { w.q = Tensor::meta({16, 8}); }), Errc::kShape, "q must be [32, 8]"},

@@ -117,7 +117,9 @@ class Parity : public testing::TestWithParam<Case> {
 
   // In f32 near mlx-lm's result; in bf16 about as near to the result in f32 as mlx-lm's is.
   void expect_close(const std::string& name, const Tensor& got, std::int64_t row = -1) {
-    const auto part = [&](const Tensor& t) { return (row < 0 ? t : t.select(0, row)).host<float>(); };
+    const auto part = [&](const Tensor& t) {
+      return (row < 0 ? t : t.select(0, row)).host<float>();
+    };
     const Tensor whole = reference(name);
     const auto theirs = part(whole);
     const std::vector<float> ours = values(got);
@@ -130,7 +132,8 @@ class Parity : public testing::TestWithParam<Case> {
     } else if (has("exact." + name)) {
       const Tensor exact = reference("exact." + name);
       double allowed = farthest(theirs, part(exact));
-      if (name == "loss") {  // one number may be near by luck; it moves no further than the logits do
+      if (name ==
+          "loss") {  // one number may be near by luck; it moves no further than the logits do
         const Tensor rough = reference("logits"), fine = reference("exact.logits");
         allowed = farthest(rough.host<float>(), fine.host<float>());
       }
@@ -209,8 +212,7 @@ TEST_P(Parity, GreedyTokens) {
     const std::vector<float> z = values(logits);
     return static_cast<std::int32_t>(std::max_element(z.begin(), z.end()) - z.begin());
   };
-  std::vector<std::int32_t> got{
-      best(models::prefill(encoder(), model(), state, 0, prompt))};
+  std::vector<std::int32_t> got{best(models::prefill(encoder(), model(), state, 0, prompt))};
   models::Stepper stepper(encoder(), model(), state);
   while (got.size() < want.size()) got.push_back(best(stepper.step({&got.back(), 1})));
   EXPECT_EQ(got, want);
@@ -237,7 +239,8 @@ TEST_P(Parity, SavedForMlx) {
   save(model(), name);
   if (model().config.quantization.usual.bits == 0) {
     const Packing packing{4, 32};
-    save(models::quantize_model(encoder(), model(), models::usual_packing(packing)), name + ".packed");
+    save(models::quantize_model(encoder(), model(), models::usual_packing(packing)),
+         name + ".packed");
   }
 }
 

@@ -43,7 +43,8 @@ struct GenerateReport {
   std::vector<Generated> sequences;  // as the prompts
   std::int64_t prompt_tokens = 0, tokens = 0;
   double prompt_seconds = 0, seconds = 0;
-  std::size_t peak_bytes = 0;  // of the device's memory, the weights that were loaded to it among it
+  std::size_t peak_bytes =
+      0;  // of the device's memory, the weights that were loaded to it among it
 };
 
 GenerateReport generate(CommandEncoder& encoder, const models::Model& model,

@@ -19,9 +19,9 @@ namespace mlxtape::jobs {
 
 struct SamplingOptions {
   double temperature = 0;
-  double top_p = 1;         // off from 1 on, and at 0
-  double min_p = 0;         // off at 0
-  std::int64_t top_k = 0;   // off at 0
+  double top_p = 1;        // off from 1 on, and at 0
+  double min_p = 0;        // off at 0
+  std::int64_t top_k = 0;  // off at 0
   double repetition_penalty = 1;
   std::int64_t repetition_context = 20;
   std::uint64_t seed = 0;

@@ -34,7 +34,7 @@ struct RopeConfig {
   enum class Kind : std::uint8_t { kPlain, kYarn, kLlama3 };
   Kind kind = Kind::kPlain;
   double base = 10000;
-  double scale = 1;      // of positions
+  double scale = 1;       // of positions
   std::int64_t dims = 0;  // channels of a head that are turned
   // Yarn and llama3: how far periods are stretched, and between which wavelengths.
   double factor = 1;

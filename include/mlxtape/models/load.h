@@ -16,15 +16,17 @@
 namespace mlxtape::models {
 
 struct LoadOptions {
-  std::function<void(std::size_t done, std::size_t all)> progress;  // in bytes, while they go to a GPU
+  std::function<void(std::size_t done, std::size_t all)>
+      progress;  // in bytes, while they go to a GPU
 };
 
 Model load_model(const std::string& directory, CommandEncoder& encoder,
                  const LoadOptions& options = {});
 
 struct SaveOptions {
-  std::string files_from;  // a directory whose tokenizer and other small files come along; none if empty
-  bool replace = false;    // an existing directory, once the new one is complete
+  std::string
+      files_from;  // a directory whose tokenizer and other small files come along; none if empty
+  bool replace = false;  // an existing directory, once the new one is complete
   std::size_t shard_bytes = std::size_t{5} << 30U;
 };
 // What mlx-lm loads: weights under their names, their index, the model's config.json.

@@ -77,7 +77,8 @@ Model watch(Tape& tape, const Model& model,
 
 struct HiddenOptions {
   bool checkpoint = false;  // layers are computed again on the way back instead of remembered
-  std::function<void(std::int64_t layer, const Tensor& h)> seen;  // called with what each layer gives
+  std::function<void(std::int64_t layer, const Tensor& h)>
+      seen;  // called with what each layer gives
 };
 // tokens: [B, L] i32 → what the head takes, [B, L, width].
 Tensor hidden(Tape& tape, const Model& model, const Tensor& tokens,

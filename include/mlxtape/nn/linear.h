@@ -18,7 +18,8 @@ namespace mlxtape::nn {
 struct Weight {
   Weight() = default;
   Weight(Tensor numbers) : plain(std::move(numbers)) {}  // NOLINT(google-explicit-constructor)
-  Weight(ops::QuantizedWeight codes) : packed(std::move(codes)) {}  // NOLINT(google-explicit-constructor)
+  Weight(ops::QuantizedWeight codes)
+      : packed(std::move(codes)) {}  // NOLINT(google-explicit-constructor)
 
   bool defined() const { return plain.defined() || is_packed(); }
   bool is_packed() const { return packed.codes.defined(); }

@@ -12,7 +12,8 @@ namespace mlxtape::nn {
 
 struct MoeWeights {
   Weight router;
-  SwigluWeights experts;  // where some are packed and some are not, all are unpacked for the time of a call
+  SwigluWeights
+      experts;  // where some are packed and some are not, all are unpacked for the time of a call
   SwigluWeights shared;
   Weight shared_gate;
 };

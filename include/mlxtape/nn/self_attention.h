@@ -24,7 +24,7 @@ struct Rope {
   std::int64_t dims = 0;  // 0: nothing is turned
   double base = 10000, scale = 1;
   Tensor periods = {};  // [dims/2] instead of base and scale, as ops::rope takes them
-  Tensor gain = {};     // [D], of x's type: what the channels are multiplied by before they are turned
+  Tensor gain = {};  // [D], of x's type: what the channels are multiplied by before they are turned
 };
 
 struct SelfAttentionShape {

@@ -30,7 +30,8 @@ constexpr std::int64_t kSummed = 64;     // pairs at a time where they are summe
 constexpr std::int64_t kDepth = 256;     // of a product at a time: of 32 columns 32 KiB
 constexpr std::int64_t kStrip = 64;      // rows of weights at a time
 constexpr std::int64_t kChannels = 128;  // of y and dx in a task
-constexpr std::int64_t kFew = 8;         // pairs of an expert, or fewer: forward nothing is turned, weights go by once
+constexpr std::int64_t kFew =
+    8;  // pairs of an expert, or fewer: forward nothing is turned, weights go by once
 
 // ---- pairs ----
 
@@ -190,8 +191,8 @@ void experts_hidden_fwd(const KernelCall& call) {
   parallel_for(static_cast<std::int64_t>(few.size()) * 2 * strips, [&](std::int64_t task) {
     const std::int64_t from = task % strips * kStrip;
     const int which = static_cast<int>(task / strips % 2);
-    hidden_of_few(few[static_cast<std::size_t>(task / strips / 2)], pairs, x, which == 0 ? gate : up,
-                  from, std::min(kStrip, args.inner - from), which, hidden);
+    hidden_of_few(few[static_cast<std::size_t>(task / strips / 2)], pairs, x,
+                  which == 0 ? gate : up, from, std::min(kStrip, args.inner - from), which, hidden);
   });
   parallel_for(static_cast<std::int64_t>(blocks.size()), [&](std::int64_t task) {
     const Block& b = blocks[static_cast<std::size_t>(task)];
