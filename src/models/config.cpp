@@ -45,7 +45,7 @@ class Fields {
     if (!value->is_bool()) fail(key, "true or false", *value);
     return value->boolean();
   }
-  std::string text(const char* key, std::optional<std::string> otherwise = {}) const {
+  std::string text(const char* key, const std::optional<std::string>& otherwise = {}) const {
     const Json* value = find(key);
     if (value == nullptr) return given(key, otherwise);
     if (!value->is_string()) fail(key, "a string", *value);
