@@ -43,7 +43,7 @@ struct Results {
   Arrays grads;
 };
 
-// The formulas of experts.h and quantized_matmul.h in double. blur stands for what f32 does to each number, store for
+// The formulas of experts.h and quantize.h in double. blur stands for what f32 does to each number, store for
 // what the stored type does to w, dw, g, u, their gradients, and may do to a and to what pairs add to y and dx.
 using Blur = std::function<double(double)>;
 Results oracle(
