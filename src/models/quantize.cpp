@@ -36,8 +36,8 @@ Model quantize_model(CommandEncoder& encoder, const Model& model, const PackingR
         all.of[slot.name] = {};
         continue;
       }
-      *slot.weight = ops::quantize(encoder, slot.weight->plain,
-                                   {packing.bits, packing.group_size}, rounding);
+      *slot.weight =
+          ops::quantize(encoder, slot.weight->plain, {packing.bits, packing.group_size}, rounding);
     }
     const Packing packing{slot.weight->packed.bits, slot.weight->packed.group_size};
     if (all.usual.bits == 0) all.usual = packing;  // the embedding's, which is the first

@@ -52,10 +52,12 @@ Tensor linear(Tape& tape, const Tensor& x, const Weight& w, const Tensor& bias) 
 
 Tensor embed(Tape& tape, const Weight& w, const Tensor& ids) {
   if (!w.is_packed()) return ops::embedding(tape, w.plain, ids);
-  const auto rows = [&](const Tensor& table) { return ops::embedding(tape, table, ids); };
-  return unpacked(tape, ops::QuantizedWeight{rows(w.packed.codes), rows(w.packed.scales),
-                                             rows(w.packed.biases), w.packed.bits,
-                                             w.packed.group_size});
+  const auto rows = [&](const Tensor& table) {
+    return ops::embedding(tape, table, ids);
+  };
+  return unpacked(
+      tape, ops::QuantizedWeight{rows(w.packed.codes), rows(w.packed.scales), rows(w.packed.biases),
+                                 w.packed.bits, w.packed.group_size});
 }
 
 Check swiglu_network_check(const Tensor& x, const SwigluWeights& w) {

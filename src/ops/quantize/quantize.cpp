@@ -36,9 +36,8 @@ QuantizeArgs args_of(const QuantizedWeight& w) {
 void dequantize_pullback(Pullback& pullback) {
   const Saved& saved = pullback.saved();
   const auto [bits, group_size] = saved.args<QuantizeFormat>();
-  const auto grads =
-      dequantize_backward(pullback.encoder(), {saved[0], saved[1], saved[1], bits, group_size},
-                          pullback.grad());
+  const auto grads = dequantize_backward(
+      pullback.encoder(), {saved[0], saved[1], saved[1], bits, group_size}, pullback.grad());
   pullback.give(0, grads.d_scales);
   pullback.give(1, grads.d_biases);
 }
@@ -66,9 +65,9 @@ Check dequantize_check(const QuantizedWeight& w, DType dtype) {
   }
   if (const Check check = float_check("dequantize", "scales", w.scales.dtype())) return check;
   const Shape shape = weights_shape(w);
-  if (const Check check = expect_quantized(Beside{"dequantize", "scales", w.scales}, "", w,
-                                           Shape(shape.begin(), shape.end() - 1), shape.back(),
-                                           w.scales.dtype())) {
+  if (const Check check =
+          expect_quantized(Beside{"dequantize", "scales", w.scales}, "", w,
+                           Shape(shape.begin(), shape.end() - 1), shape.back(), w.scales.dtype())) {
     return check;
   }
   return float_check("dequantize", "the result", dtype);

@@ -238,8 +238,7 @@ TEST_P(Quantize, ComesBackWithinAStep) {
       const QuantizedWeight out =
           ops::quantize(encoder(), upload(w, {64, 32}, DType::kF32), format, rule);
       const Values q = unpacked(download(out.codes), bits), s = download(out.scales),
-                   b = download(out.biases),
-                   back = download(ops::dequantize(encoder(), out));
+                   b = download(out.biases), back = download(ops::dequantize(encoder(), out));
       for (std::size_t i = 0; i < w.size(); ++i) {
         const double step = std::abs(s[i / 32]);
         const double most = q[i] == (1 << bits) - 1 ? step : step / 2;
@@ -259,7 +258,8 @@ TEST_P(Quantize, WhatIsNotFiniteShows) {
         for (const QuantizeRule rule : kRules) {
           Values w = random_weights(128, dtype, 9);
           w[where] = bad;
-          const QuantizedWeight out = ops::quantize(encoder(), upload(w, {1, 128}, dtype), {}, rule);
+          const QuantizedWeight out =
+              ops::quantize(encoder(), upload(w, {1, 128}, dtype), {}, rule);
           const Values words = download(out.codes), s = download(out.scales),
                        b = download(out.biases), back = download(ops::dequantize(encoder(), out));
           EXPECT_EQ(Values(words.begin(), words.begin() + 8), Values(8));
@@ -290,8 +290,9 @@ TEST_P(Quantize, DequantizeMatchesOracle) {
           const Values words = random_words(noise, groups * group * bits / 32);
           const Values q = unpacked(words, bits), s = random_values(noise, groups, stored),
                        b = random_values(noise, groups, stored);
-          const QuantizedWeight w{upload(words, {1, groups * group * bits / 32}, DType::kU32, groups % 2),
-                            upload(s, {1, groups}, stored), upload(b, {1, groups}, stored), bits, group};
+          const QuantizedWeight w{
+              upload(words, {1, groups * group * bits / 32}, DType::kU32, groups % 2),
+              upload(s, {1, groups}, stored), upload(b, {1, groups}, stored), bits, group};
           Values exact;
           for (std::size_t i = 0; i < q.size(); ++i) {
             const std::size_t g = i / static_cast<std::size_t>(group);
@@ -342,8 +343,7 @@ TEST_P(Quantize, LargeOnesComeBackAsSmallOnes) {
     for (const std::int64_t r : {std::int64_t{0}, rows / 2, rows - 1}) {
       const QuantizedWeight one = ops::quantize(encoder(), w.slice(0, r, r + 1), {5, 64});
       EXPECT_EQ(download(one.codes), download(all.codes.slice(0, r, r + 1)));
-      EXPECT_EQ(download(ops::dequantize(encoder(), one)),
-                download(back.slice(0, r, r + 1)));
+      EXPECT_EQ(download(ops::dequantize(encoder(), one)), download(back.slice(0, r, r + 1)));
     }
   }
 }
@@ -362,7 +362,7 @@ TEST_P(Quantize, GradientsMatchOracle) {
         const auto s = upload(random_values(noise, rows * groups, stored), {rows, groups}, stored);
         const auto b = upload(random_values(noise, rows * groups, stored), {rows, groups}, stored);
         const QuantizedWeight w{upload(words, {rows, cols * bits / 32}, DType::kU32), tape.watch(s),
-                          tape.watch(b), bits, group};
+                                tape.watch(b), bits, group};
         const Tensor y = ops::dequantize(tape, w, dtype);
         tape.backward(y, bits == 3 ? upload_strided(dw, {rows, cols}, dtype)
                                    : upload(dw, {rows, cols}, dtype, bits % 2));
@@ -486,14 +486,13 @@ TEST(QuantizeCheck, SaysWhatIsWrong) {
       {"type", quantize({2, 64}, {}, DType::kI32), Errc::kDType, "w must be f32, f16 or bf16"},
       {"f64", quantize({2, 64}, {}, DType::kF64), Errc::kDType, "got f64"},
       {"cols", quantize({2, 96}, {}), Errc::kShape, "multiple of group_size 64, got [2, 96]"},
-      {"format", with([](QuantizedWeight& w) { w.bits = 7; }), Errc::kArgument,
-       "dequantize: bits"},
+      {"format", with([](QuantizedWeight& w) { w.bits = 7; }), Errc::kArgument, "dequantize: bits"},
       {"scales' rank", with([&](QuantizedWeight& w) { w.scales = meta({2}); }), Errc::kShape,
        "scales must be [..., out, groups], got [2]"},
       {"scales' type", with([&](QuantizedWeight& w) { w.scales = meta({3, 2}, DType::kU8); }),
        Errc::kDType, "scales must be f32"},
-      {"codes", with([&](QuantizedWeight& w) { w.codes = meta({3, 15}, DType::kU32); }), Errc::kShape,
-       "codes must be [3, 16], got [3, 15]"},
+      {"codes", with([&](QuantizedWeight& w) { w.codes = meta({3, 15}, DType::kU32); }),
+       Errc::kShape, "codes must be [3, 16], got [3, 15]"},
       {"codes' type", with([&](QuantizedWeight& w) { w.codes = meta({3, 16}, DType::kI32); }),
        Errc::kDType, "codes must be u32"},
       {"codes far", with([&](QuantizedWeight& w) { w.codes = meta({3, 16}, DType::kU32, far); }),
@@ -506,8 +505,9 @@ TEST(QuantizeCheck, SaysWhatIsWrong) {
        Errc::kDevice, "biases must be where"},
       {"result", ops::dequantize_check(good, DType::kI8), Errc::kDType,
        "the result must be f32, f16 or bf16, got i8"},
-      {"codes and dw", ops::dequantize_backward_check({good.codes, good.scales, good.biases, 8}, meta({3, 128})), Errc::kShape,
-       "codes must be [3, 32]"},
+      {"codes and dw",
+       ops::dequantize_backward_check({good.codes, good.scales, good.biases, 8}, meta({3, 128})),
+       Errc::kShape, "codes must be [3, 32]"},
       {"dw", ops::dequantize_backward_check(good, meta({3, 64})), Errc::kShape,
        "dw must be [3, 128], got [3, 64]"},
       {"dw far", ops::dequantize_backward_check(good, meta({3, 128}, DType::kF32, far)),

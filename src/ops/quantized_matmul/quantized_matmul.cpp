@@ -141,8 +141,7 @@ Tensor quantized_matmul(CommandEncoder& encoder, const Tensor& x, const Quantize
   }
   const Tensor out = y.reshape({args.m, args.n});
   each_part(encoder, args, x.dtype(), [&](std::int64_t start, std::int64_t stop) {
-    const Tensor part =
-        dequantize(encoder, rows_of(w, start, stop), x.dtype()).transpose({1, 0});
+    const Tensor part = dequantize(encoder, rows_of(w, start, stop), x.dtype()).transpose({1, 0});
     if (stop - start == args.n) return matmul_into(encoder, rows, part, out, 0);
     encoder.copy(matmul(encoder, rows, part), out.slice(1, start, stop));
   });

@@ -57,20 +57,17 @@ template <class T, int kFew>
 void run_few(const KernelCall& call) {
   const auto& args = call.as<QuantizedMatmulArgs>();
   const T* x = call.input<T>(0);
-  const cuda::Packed<T> w{call.input<unsigned>(1),
-                          call.in[2],
-                          call.in[3],
-                          static_cast<int>(args.k),
-                          args.bits,
-                          cuda::shift_of(args.group),
-                          args.wide != 0};
+  const cuda::Packed<T> w{
+      call.input<unsigned>(1),    call.in[2],    call.in[3], static_cast<int>(args.k), args.bits,
+      cuda::shift_of(args.group), args.wide != 0};
   constexpr int kRows = kFew == 8 ? 2 : 4;
   const std::int64_t parts = cuda::blocks_for(args.n, kRows);
   const bool by_block = parts < 16 * kWarps * cuda::kMultiprocessors;
   const std::int64_t blocks = by_block ? parts : cuda::blocks_for(parts, kWarps);
   cuda::with_bits(args.bits, [&](auto bits) {
     cuda::launch(few_rows<T, bits(), kFew>, blocks, kThreads, 0, 1,
-                 static_cast<cudaStream_t>(call.queue), args, w, by_block, cuda::is_aligned(x), x, call.output<T>(0));
+                 static_cast<cudaStream_t>(call.queue), args, w, by_block, cuda::is_aligned(x), x,
+                 call.output<T>(0));
   });
 }
 

@@ -200,9 +200,8 @@ TEST_P(QuantizedMatmul, AnyNumberOfAxes) {
   const Tensor y = ops::quantized_matmul(encoder(), up(data.in[kX], {1, 2, 3, 64}), w);
   EXPECT_EQ(y.shape(), (Shape{1, 2, 3, 5}));
   expect_close("y", download(y), want.y, DType::kF32, 64);
-  const auto grads =
-      ops::quantized_matmul_backward(encoder(), up(data.in[kX], {1, 2, 3, 64}), w,
-                                     up(data.dy, {1, 2, 3, 5}), {.params = false});
+  const auto grads = ops::quantized_matmul_backward(encoder(), up(data.in[kX], {1, 2, 3, 64}), w,
+                                                    up(data.dy, {1, 2, 3, 5}), {.params = false});
   EXPECT_EQ(grads.dx.shape(), (Shape{1, 2, 3, 64}));
   expect_close("dx", download(grads.dx), want.grads[kX], DType::kF32, 5);
   const Values row(data.in[kX].begin(), data.in[kX].begin() + 64);
