@@ -185,8 +185,8 @@ template <class T>
 void dequantize_fwd(const KernelCall& call) {
   const auto& args = call.as<QuantizeArgs>();
   const std::int64_t bytes = (args.groups << args.group_shift) * std::int64_t{sizeof(T)};
-  const bool stream = bytes >= cpu::kStreamBytes &&
-                      reinterpret_cast<std::uintptr_t>(call.out[0]) % 64 == 0;
+  const bool stream =
+      bytes >= cpu::kStreamBytes && reinterpret_cast<std::uintptr_t>(call.out[0]) % 64 == 0;
   stream ? dequantize_groups<T, true>(call) : dequantize_groups<T, false>(call);
 }
 
