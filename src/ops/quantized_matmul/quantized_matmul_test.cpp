@@ -284,9 +284,10 @@ TEST_P(QuantizedMatmul, SameBitsOnEveryRun) {
     const Case c{m, 300, 512, m == 3 ? 4 : 5};
     const Data data = data_of(c, DType::kBF16, DType::kBF16, 5);
     const Tensor x = upload(data.in[kX], {m, 512}, DType::kBF16);
-    const QuantizedWeight w{upload(packed(data.codes, c.bits), {300, 16 * c.bits}, DType::kU32),
-                            upload(data.in[kScales], {300, 8}, DType::kBF16),
-                            upload(data.in[kBiases], {300, 8}, DType::kBF16), c.bits};
+    const QuantizedWeight w{
+        upload(packed(data.codes, c.bits), {300, std::int64_t{16} * c.bits}, DType::kU32),
+        upload(data.in[kScales], {300, 8}, DType::kBF16),
+        upload(data.in[kBiases], {300, 8}, DType::kBF16), c.bits};
     const Tensor dy = upload(data.dy, {m, 300}, DType::kBF16);
     expect_repeatable(encoder(), [&] {
       const auto g = ops::quantized_matmul_backward(encoder(), x, w, dy);
@@ -297,8 +298,8 @@ TEST_P(QuantizedMatmul, SameBitsOnEveryRun) {
 }
 
 TEST(QuantizedMatmulCheck, SaysWhatIsWrong) {
-  const auto meta = [](Shape shape, DType t = DType::kF32, Backend b = Backend::kCpu) {
-    return Tensor::meta(std::move(shape), t, b);
+  const auto meta = [](const Shape& shape, DType t = DType::kF32, Backend b = Backend::kCpu) {
+    return Tensor::meta(shape, t, b);
   };
   const Tensor x = meta({3, 128});
   const QuantizedWeight w{meta({5, 16}, DType::kU32), meta({5, 2}), meta({5, 2})};

@@ -61,7 +61,7 @@ HWY_INLINE std::uint64_t spread_eight(std::uint64_t u) {
 
 template <int kBits>
 HWY_INLINE void spread_packs(const std::uint8_t* p, std::int64_t packs, std::uint8_t* bytes) {
-  constexpr std::int64_t kPackBytes = 4 * kBits;
+  constexpr std::int64_t kPackBytes = std::int64_t{4} * kBits;
   for (std::int64_t i = 0; i < packs; ++i, p += kPackBytes, bytes += kPackCodes) {
 #pragma GCC unroll 4
     for (std::int64_t eight = 0; eight < 4; ++eight) {
