@@ -29,6 +29,7 @@ struct Tokenizer::Parts {
   void add_tokens(const Json& json, const JsonReader& reader, const std::string& source);
   void read_post_processor(const Json& json, const std::string& source);
   void read_config(const Json& config, const std::string& path);
+  bool read_eos_ids(const Json& config, const std::string& path);  // false where there are none
 };
 
 namespace {
@@ -226,6 +227,22 @@ void Tokenizer::Parts::read_config(const Json& config, const std::string& path) 
     chat_template.emplace(chat->string(), path + ": chat_template");
 }
 
+bool Tokenizer::Parts::read_eos_ids(const Json& config, const std::string& path) {
+  const Json* eos = config.find("eos_token_id");
+  if (eos == nullptr || eos->is_null()) {
+    const Json* text = config.find("text_config");  // where a model sees more than text
+    return text != nullptr && read_eos_ids(*text, path);
+  }
+  eos_ids.clear();
+  for (const Json& id : eos->is_array() ? eos->array() : Json::Array{*eos}) {
+    const std::int64_t value = id.integer();
+    if (value < 0 || value >= Vocabulary::kMaxIds)
+      fail(path, "eos_token_id must be an id, got " + std::to_string(value));
+    eos_ids.push_back(static_cast<TokenId>(value));
+  }
+  return true;
+}
+
 Tokenizer Tokenizer::from_json(std::string_view json, const std::string& source) {
   const auto parts = std::make_shared<Parts>();
   parts->read(json, source);
@@ -250,18 +267,10 @@ Tokenizer Tokenizer::from_directory(const std::string& directory) {
   if (const std::string file = path("chat_template.jinja"); std::filesystem::exists(file)) {
     parts->chat_template.emplace(read_whole(file, "tokenizer"), file);
   }
-  if (const std::string file = path("generation_config.json"); std::filesystem::exists(file)) {
-    const Json config = Json::parse(read_whole(file, "tokenizer"), file);
-    const Json* eos = config.find("eos_token_id");
-    if (eos != nullptr && !eos->is_null()) {
-      parts->eos_ids.clear();
-      for (const Json& id : eos->is_array() ? eos->array() : Json::Array{*eos}) {
-        const std::int64_t value = id.integer();
-        if (value < 0 || value >= Vocabulary::kMaxIds)
-          fail(file, "eos_token_id must be an id, got " + std::to_string(value));
-        parts->eos_ids.push_back(static_cast<TokenId>(value));
-      }
-    }
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    const std::string file = path(name);
+    if (!std::filesystem::exists(file)) continue;
+    if (parts->read_eos_ids(Json::parse(read_whole(file, "tokenizer"), file), file)) break;
   }
   Tokenizer tokenizer;
   tokenizer.parts_ = parts;

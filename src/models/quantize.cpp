@@ -36,10 +36,8 @@ Model quantize_model(CommandEncoder& encoder, const Model& model, const PackingR
         all.of[slot.name] = {};
         continue;
       }
-      const ops::QuantizeFormat format{packing.bits, packing.group_size};
-      const ops::Quantized q = ops::quantize(encoder, slot.weight->plain, format, rounding);
       *slot.weight =
-          ops::QuantizedWeight{q.codes, q.scales, q.biases, format.bits, format.group_size};
+          ops::quantize(encoder, slot.weight->plain, {packing.bits, packing.group_size}, rounding);
     }
     const Packing packing{slot.weight->packed.bits, slot.weight->packed.group_size};
     if (all.usual.bits == 0) all.usual = packing;  // the embedding's, which is the first

@@ -18,8 +18,7 @@ Shape Weight::shape() const {
 
 Tensor unpacked(Tape& tape, const Weight& w) {
   if (!w.is_packed()) return w.plain;
-  return ops::dequantize(tape, {w.packed.codes, w.packed.scales, w.packed.biases},
-                         {w.packed.bits, w.packed.group_size}, w.dtype());
+  return ops::dequantize(tape, w.packed);
 }
 
 Check linear_check(const Tensor& x, const Weight& w, const Tensor& bias) {

@@ -1,26 +1,31 @@
 // What the validators of ops with packed weights ask of them.
 #pragma once
 
-#include "mlxtape/ops/quantized_matmul.h"
+#include "mlxtape/ops/quantize.h"
 #include "ops/expect.h"
 
 namespace mlxtape::ops {
 
+// who: "quantize: ", or "quantized_experts: gate ".
+inline Check expect_format(const std::string& who, int bits, int group_size) {
+  if (bits < 2 || bits > 8 || bits == 7) {
+    return Error(Errc::kArgument,
+                 who + "bits must be 2, 3, 4, 5, 6 or 8, got " + std::to_string(bits));
+  }
+  if (group_size != 32 && group_size != 64 && group_size != 128) {
+    return Error(Errc::kArgument,
+                 who + "group_size must be 32, 64 or 128, got " + std::to_string(group_size));
+  }
+  return std::nullopt;
+}
+
 // w [rows..., k] beside a first tensor, scales and biases of its type, type, or f32. whose: "", or "gate ".
 inline Check expect_quantized(const Beside& first, const std::string& whose,
                               const QuantizedWeight& w, Shape rows, std::int64_t k, DType type) {
-  const auto wrong = [&](Errc code, const std::string& what) {
-    return Error(code, std::string(first.op) + ": " + whose + what);
-  };
-  if (w.bits < 2 || w.bits > 8 || w.bits == 7) {
-    return wrong(Errc::kArgument, "bits must be 2, 3, 4, 5, 6 or 8, got " + std::to_string(w.bits));
-  }
-  if (w.group_size != 32 && w.group_size != 64 && w.group_size != 128) {
-    return wrong(Errc::kArgument,
-                 "group_size must be 32, 64 or 128, got " + std::to_string(w.group_size));
-  }
+  const std::string who = std::string(first.op) + ": " + whose;
+  if (const Check check = expect_format(who, w.bits, w.group_size)) return check;
   if (k % w.group_size != 0) {
-    return wrong(Errc::kShape, "rows must be a multiple of the group size " +
+    return Error(Errc::kShape, who + "rows must be a multiple of the group size " +
                                    std::to_string(w.group_size) + " long, got " +
                                    std::to_string(k));
   }

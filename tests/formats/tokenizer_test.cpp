@@ -430,6 +430,21 @@ TEST_F(TokenizerFolder, ConfigsAreRead) {
   EXPECT_EQ(load().chat_template()->text(), "{{ bos_token }}three");
 }
 
+TEST_F(TokenizerFolder, EosIdsComeFromTheFirstFileThatHasThem) {
+  write("tokenizer_config.json", R"({"eos_token": "<|end|>"})");
+  write("config.json", R"({"eos_token_id": null, "text_config": {"hidden_size": 8}})");
+  const Ids last{*load().id_of("<|end|>")};
+  EXPECT_EQ(load().eos_ids(), last);
+  write("config.json", R"({"text_config": {"eos_token_id": 5}})");
+  EXPECT_EQ(load().eos_ids(), Ids{5});
+  write("config.json", R"({"eos_token_id": [3, 4], "text_config": {"eos_token_id": 5}})");
+  EXPECT_EQ(load().eos_ids(), (Ids{3, 4}));
+  write("generation_config.json", R"({"temperature": 1.0})");
+  EXPECT_EQ(load().eos_ids(), (Ids{3, 4}));
+  write("generation_config.json", R"({"eos_token_id": 7})");
+  EXPECT_EQ(load().eos_ids(), Ids{7});
+}
+
 TEST_F(TokenizerFolder, SaysWhatIsWrong) {
   const std::pair<const char*, const char*> table[] = {
       {R"({"bos_token": "nope"})", "bos_token must be a token, got 'nope'"},
@@ -444,6 +459,10 @@ TEST_F(TokenizerFolder, SaysWhatIsWrong) {
   write("tokenizer_config.json", "{}");
   write("generation_config.json", R"({"eos_token_id": -3})");
   EXPECT_NE(message().find("eos_token_id must be an id, got -3"), std::string::npos) << message();
+  write("generation_config.json", "{}");
+  write("config.json", R"({"text_config": {"eos_token_id": -4}})");
+  EXPECT_NE(message().find("config.json: eos_token_id must be an id, got -4"), std::string::npos)
+      << message();
 }
 
 }  // namespace

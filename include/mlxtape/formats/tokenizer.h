@@ -34,7 +34,8 @@ class Tokenizer {
   static Tokenizer from_json(std::string_view json, const std::string& source);
   static Tokenizer from_file(const std::string& path);
   // A model's folder: tokenizer.json and, where they are, tokenizer_config.json (bos, eos, pad, chat template),
-  // chat_template.jinja (before the one in the config) and generation_config.json (its eos ids before the config's).
+  // chat_template.jinja (before the one in the config), and for eos ids generation_config.json, else config.json, else
+  // that of tokenizer_config.json.
   static Tokenizer from_directory(const std::string& directory);
 
   // add_special_tokens: with what the post-processor puts around a text, as a bos token.

@@ -39,26 +39,25 @@ struct QuantizeFormat {
 };
 enum class QuantizeRule { kGpu, kCpu };
 
-struct Quantized {
-  Tensor codes;           // u32 [..., out, in·bits/32]
-  Tensor scales, biases;  // [..., out, in/group_size]
+struct QuantizedWeight {
+  Tensor codes, scales, biases;
+  int bits = 4, group_size = 64;
 };
 
 Check quantize_check(const Tensor& w, const QuantizeFormat& format);
-Quantized quantize(CommandEncoder& encoder, const Tensor& w, const QuantizeFormat& format = {},
-                   QuantizeRule rule = QuantizeRule::kGpu);
+QuantizedWeight quantize(CommandEncoder& encoder, const Tensor& w,
+                         const QuantizeFormat& format = {}, QuantizeRule rule = QuantizeRule::kGpu);
 
-Check dequantize_check(const Quantized& w, const QuantizeFormat& format, DType dtype);
-Tensor dequantize(CommandEncoder& encoder, const Quantized& w, const QuantizeFormat& format = {},
+Check dequantize_check(const QuantizedWeight& w, DType dtype);
+Tensor dequantize(CommandEncoder& encoder, const QuantizedWeight& w,
                   std::optional<DType> dtype = std::nullopt);
-Tensor dequantize(Tape& tape, const Quantized& w, const QuantizeFormat& format = {},
-                  std::optional<DType> dtype = std::nullopt);
+Tensor dequantize(Tape& tape, const QuantizedWeight& w, std::optional<DType> dtype = std::nullopt);
 
 struct DequantizeGradients {
   Tensor d_scales, d_biases;  // in the scales' type
 };
-Check dequantize_backward_check(const Quantized& w, const QuantizeFormat& format, const Tensor& dw);
-DequantizeGradients dequantize_backward(CommandEncoder& encoder, const Quantized& w,
-                                        const QuantizeFormat& format, const Tensor& dw);
+Check dequantize_backward_check(const QuantizedWeight& w, const Tensor& dw);
+DequantizeGradients dequantize_backward(CommandEncoder& encoder, const QuantizedWeight& w,
+                                        const Tensor& dw);
 
 }  // namespace mlxtape::ops

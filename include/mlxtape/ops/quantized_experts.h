@@ -1,8 +1,8 @@
-// quantized_experts: a mixture of SwiGLU networks, as experts has it, whose weights stay packed as those of
-// quantized_matmul. With gradients.
+// quantized_experts: a mixture of SwiGLU networks, as experts has it, whose weights stay packed (quantize.h). With
+// gradients.
 //
-// Formula    y = experts(x, route, w), each of gate, up and down being w = s·q + b (quantized_matmul.h)
-// Gradient   dx and dscores as of experts; ds and db of each weight: the sums over groups of experts' dw
+// Formula    y = experts(x, route, w), each of gate, up and down being w = s·q + b (quantize.h)
+// Gradient   dx and dscores as of experts; ds and db of each weight: from experts' dw as dequantize has them
 // Layout     x, y: [T, H]; the route as experts has it; codes of gate and up: [E, I, H·bits/32], of down
 //            [E, H, I·bits/32]; scales and biases with rows by groups. Each weight has its own bits and group. Strided
 //            inputs are copied first. Saved for backward: the inputs, and what experts saves.
@@ -19,7 +19,7 @@
 #include "mlxtape/base/error.h"
 #include "mlxtape/core/encoder.h"
 #include "mlxtape/ops/experts.h"
-#include "mlxtape/ops/quantized_matmul.h"
+#include "mlxtape/ops/quantize.h"
 #include "mlxtape/tape/tape.h"
 
 namespace mlxtape::ops {

@@ -1,12 +1,13 @@
-// CPU kernels of quantize (formula: mlxtape/ops/quantize.h). A task is a run of groups. Codes are read a vector at a
-// time: its bits lie within 16 bytes, of which each lane gets the two that hold its own. They are written eight at a
-// time, squeezed together in a 64-bit word. Bound by memory; quantize on few cores by what it does for a group.
+// CPU kernels of quantize (formula: mlxtape/ops/quantize.h). A task is a run of groups. Codes are read as bytes,
+// spread in scratch for some groups at once, and written eight at a time, squeezed together in a 64-bit word. Bound by
+// memory; quantize on few cores by what it does for a group.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/quantize/quantize.cpu.cpp"
 #include <hwy/foreach_target.h>
 
 #include <cmath>
 
+#include "backends/cpu/device/packed-inl.h"
 #include "backends/cpu/device/simd-inl.h"
 #include "backends/cpu/device/tasks.h"
 #include "mlxtape/base/dtype.h"
@@ -18,9 +19,8 @@ HWY_BEFORE_NAMESPACE();
 namespace mlxtape::ops::HWY_NAMESPACE {
 namespace {
 
-using DBytes = hn::Repartition<std::uint8_t, DU>;
 constexpr std::size_t kMostGroup = 128;
-constexpr std::size_t kReach = 16;  // bytes that a load of codes reads, needed or not
+constexpr std::size_t kSpread = 16;  // groups whose codes are spread at once
 
 // fn(begin, end) for runs of groups; bytes: what a group moves in all.
 template <class Fn>
@@ -32,14 +32,23 @@ HWY_INLINE void for_runs(const QuantizeArgs& args, std::size_t bytes, const Fn& 
     hwy::FlushStream();
   });
 }
+// fn(g, its codes as bytes) for all groups.
 template <class Fn>
-HWY_INLINE void for_groups(const QuantizeArgs& args, std::size_t bytes, const Fn& fn) {
-  for_runs(args, bytes, [&](std::size_t begin, std::size_t end) HWY_ATTR {
-    for (std::size_t g = begin; g < end; ++g) fn(g);
+HWY_INLINE void for_groups(const KernelCall& call, std::size_t bytes, const Fn& fn) {
+  const auto& args = call.as<QuantizeArgs>();
+  const auto* codes = call.input<std::uint32_t>(0);
+  const std::size_t size = std::size_t{1} << args.group_shift;
+  const std::size_t words = size / 32 * static_cast<std::size_t>(args.bits);
+  for_runs(args, bytes + 4 * words, [&](std::size_t begin, std::size_t end) HWY_ATTR {
+    std::uint8_t room[kSpread * kMostGroup];
+    for (std::size_t g = begin; g < end;) {
+      const std::size_t stop = std::min(end, g + kSpread);
+      const std::uint8_t* q = codes_as_bytes(
+          args.bits, codes + g * words, static_cast<std::int64_t>((stop - g) * size / 32), room);
+      for (; g < stop; ++g, q += size) fn(g, q);
+    }
   });
 }
-
-// ---- codes ----
 
 // Eight codes in each lane, one in each byte, without the gaps between them: first in pairs, then in fours.
 using DEights = hn::CappedTag<std::uint64_t, 4>;  // no more than the smallest group has
@@ -53,55 +62,6 @@ HWY_INLINE hn::Vec<DEights> squeeze(hn::Vec<DEights> x) {
   x = hn::Or(low(0x0000ffff0000ffffU), hn::ShiftRight<16 - 2 * kBits>(low(0xffff0000ffff0000U)));
   return hn::Or(low(0x00000000ffffffffU), hn::ShiftLeft<4 * kBits>(hn::ShiftRight<32>(x)));
 }
-
-// Codes as vectors, two neighbours at a time: the first of a pair begins with a byte, the second, of four lanes and an
-// odd number of bits, in the middle of one.
-template <int kBits>
-class CodeLanes {
- public:
-  CodeLanes() {
-    const std::size_t lanes = hn::Lanes(DF());
-    std::fill_n(&bytes_[0][0], sizeof(bytes_), std::uint8_t{0x80});  // reads as 0
-    for (std::size_t k = 0; k < 2; ++k) {
-      for (std::size_t i = 0; i < lanes; ++i) {
-        const std::size_t bit = k * lanes * kBits % 8 + i * kBits;
-        bytes_[k][4 * i] = static_cast<std::uint8_t>(bit / 8);
-        if (bit % 8 + kBits > 8) bytes_[k][4 * i + 1] = static_cast<std::uint8_t>(bit / 8 + 1);
-        shifts_[k][i] = static_cast<std::uint32_t>(bit % 8);
-      }
-    }
-  }
-  // Those from i on, of a group that begins at p.
-  template <int kSecond>
-  HWY_INLINE VF at(const std::uint8_t* p, std::size_t i) const {
-    const DU du;
-    const auto near = hn::LoadDup128(DBytes(), p + i * kBits / 8);
-    const auto own = hn::TableLookupBytesOr0(near, hn::Load(DBytes(), bytes_[kSecond]));
-    const auto code = hn::And(hn::Shr(hn::BitCast(du, own), hn::Load(du, shifts_[kSecond])),
-                              hn::Set(du, (1U << kBits) - 1));
-    return hn::ConvertTo(DF(), hn::BitCast(DI(), code));
-  }
-
- private:
-  HWY_ALIGN std::uint8_t bytes_[2][hn::MaxLanes(DBytes())];
-  HWY_ALIGN std::uint32_t shifts_[2][hn::MaxLanes(DU())];
-};
-
-// Where groups of codes are read. Near the end that is a copy, because loads reach too far.
-struct CodeBytes {
-  const std::uint8_t* codes;
-  std::size_t group, all;  // bytes
-  CodeBytes(const KernelCall& call, const QuantizeArgs& args)
-      : codes(call.input<std::uint8_t>(0)),
-        group((std::size_t{1} << args.group_shift) * static_cast<std::size_t>(args.bits) / 8),
-        all(group * static_cast<std::size_t>(args.groups)) {}
-  HWY_INLINE const std::uint8_t* of(std::size_t g, std::uint8_t* room) const {
-    if ((g + 1) * group + kReach <= all) return codes + g * group;
-    std::memcpy(room, codes + g * group, group);
-    std::memset(room + group, 0, kReach);
-    return room;
-  }
-};
 
 // ---- scales and biases of any type ----
 
@@ -203,23 +163,20 @@ void quantize_fwd(const KernelCall& call) {
   });
 }
 
-template <class T, int kBits, bool kStream>
+template <class T, bool kStream>
 HWY_INLINE void dequantize_groups(const KernelCall& call) {
   const auto& args = call.as<QuantizeArgs>();
-  const CodeBytes codes(call, args);
   T* w = call.output<T>(0);
   const std::size_t size = std::size_t{1} << args.group_shift;
-  const CodeLanes<kBits> lanes;
-  for_groups(args, size * sizeof(T) + codes.group, [&](std::size_t g) HWY_ATTR {
+  for_groups(call, size * sizeof(T), [&](std::size_t g, const std::uint8_t* q) HWY_ATTR {
     const DF d;
-    std::uint8_t room[kMostGroup + kReach];
-    const std::uint8_t* p = codes.of(g, room);
     const VF s = hn::Set(d, get(call.in[1], args.scales, g));
     const VF b = hn::Set(d, get(call.in[2], args.scales, g));
-    for (std::size_t i = 0; i < size; i += 2 * hn::Lanes(d)) {
-      const VF first = hn::Add(hn::Mul(s, lanes.template at<0>(p, i)), b);
-      const VF second = hn::Add(hn::Mul(s, lanes.template at<1>(p, i + hn::Lanes(d))), b);
-      store2<kStream>(d, first, second, w + g * size + i);
+    T* row = w + g * size;
+    for (const T* end = row + size; row != end; row += 2 * hn::Lanes(d), q += 2 * hn::Lanes(d)) {
+      const VF first = hn::Add(hn::Mul(s, load_codes(d, q)), b);
+      const VF second = hn::Add(hn::Mul(s, load_codes(d, q + hn::Lanes(d))), b);
+      store2<kStream>(d, first, second, row);
     }
   });
 }
@@ -228,36 +185,28 @@ template <class T>
 void dequantize_fwd(const KernelCall& call) {
   const auto& args = call.as<QuantizeArgs>();
   const std::int64_t bytes = (args.groups << args.group_shift) * std::int64_t{sizeof(T)};
-  const bool aligned = reinterpret_cast<std::uintptr_t>(call.out[0]) % 64 == 0;
-  with_bits(args.bits, [&](auto bits) {
-    aligned&& bytes >= cpu::kStreamBytes ? dequantize_groups<T, decltype(bits)::value, true>(call)
-                                         : dequantize_groups<T, decltype(bits)::value, false>(call);
-  });
+  const bool stream =
+      bytes >= cpu::kStreamBytes && reinterpret_cast<std::uintptr_t>(call.out[0]) % 64 == 0;
+  stream ? dequantize_groups<T, true>(call) : dequantize_groups<T, false>(call);
 }
 
 template <class T>
 void dequantize_bwd(const KernelCall& call) {
   const auto& args = call.as<QuantizeArgs>();
-  const CodeBytes codes(call, args);
   const T* dw = call.input<T>(1);
   const std::size_t size = std::size_t{1} << args.group_shift;
-  with_bits(args.bits, [&](auto bits) {
-    const CodeLanes<decltype(bits)::value> lanes;
-    for_groups(args, size * sizeof(T) + codes.group, [&](std::size_t g) HWY_ATTR {
-      const DF d;
-      std::uint8_t room[kMostGroup + kReach];
-      const std::uint8_t* p = codes.of(g, room);
-      VF ds = hn::Zero(d), db = ds;
-      for (std::size_t i = 0; i < size; i += 2 * hn::Lanes(d)) {
-        const VF first = load(d, dw + g * size + i);
-        const VF second = load(d, dw + g * size + i + hn::Lanes(d));
-        ds = hn::MulAdd(first, lanes.template at<0>(p, i), ds);
-        ds = hn::MulAdd(second, lanes.template at<1>(p, i + hn::Lanes(d)), ds);
-        db = hn::Add(db, hn::Add(first, second));
-      }
-      put(call.out[0], args.scales, g, sum_lanes(d, ds));
-      put(call.out[1], args.scales, g, sum_lanes(d, db));
-    });
+  for_groups(call, size * sizeof(T), [&](std::size_t g, const std::uint8_t* q) HWY_ATTR {
+    const DF d;
+    VF ds = hn::Zero(d), db = ds;
+    for (std::size_t i = 0; i < size; i += 2 * hn::Lanes(d)) {
+      const VF first = load(d, dw + g * size + i);
+      const VF second = load(d, dw + g * size + i + hn::Lanes(d));
+      ds = hn::MulAdd(first, load_codes(d, q + i), ds);
+      ds = hn::MulAdd(second, load_codes(d, q + i + hn::Lanes(d)), ds);
+      db = hn::Add(db, hn::Add(first, second));
+    }
+    put(call.out[0], args.scales, g, sum_lanes(d, ds));
+    put(call.out[1], args.scales, g, sum_lanes(d, db));
   });
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "backends/cuda/device/launch.cuh"
+#include "backends/cuda/device/packed.cuh"
 #include "backends/cuda/device/rows.cuh"
 #include "backends/cuda/device/vectors.cuh"
 #include "mlxtape/base/dtype.h"
@@ -193,7 +194,7 @@ void launch(const KernelCall& call, Kernel kernel, Args... args) {
 
 template <class T>
 void quantize_fwd(const KernelCall& call) {
-  with_bits(call.as<QuantizeArgs>().bits, [&](auto bits) {
+  cuda::with_bits(call.as<QuantizeArgs>().bits, [&](auto bits) {
     launch<T>(call, quantize<T, decltype(bits)::value>, cuda::is_aligned(call.in[0]),
               call.input<T>(0), call.output<std::uint32_t>(0), call.output<T>(1),
               call.output<T>(2));
@@ -202,7 +203,7 @@ void quantize_fwd(const KernelCall& call) {
 
 template <class T>
 void dequantize_fwd(const KernelCall& call) {
-  with_bits(call.as<QuantizeArgs>().bits, [&](auto bits) {
+  cuda::with_bits(call.as<QuantizeArgs>().bits, [&](auto bits) {
     launch<T>(call, dequantize<T, decltype(bits)::value>, call.input<std::uint32_t>(0),
               call.input<void>(1), call.input<void>(2), call.output<T>(0));
   });
@@ -210,7 +211,7 @@ void dequantize_fwd(const KernelCall& call) {
 
 template <class T>
 void dequantize_bwd(const KernelCall& call) {
-  with_bits(call.as<QuantizeArgs>().bits, [&](auto bits) {
+  cuda::with_bits(call.as<QuantizeArgs>().bits, [&](auto bits) {
     launch<T>(call, dequantize_back<T, decltype(bits)::value>, cuda::is_aligned(call.in[1]),
               call.input<std::uint32_t>(0), call.input<T>(1), call.output<void>(0),
               call.output<void>(1));

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 namespace mlxtape::ops {
 
@@ -19,19 +18,6 @@ struct QuantizeArgs {
   std::int32_t scales;  // their DType
 };
 static_assert(sizeof(QuantizeArgs) == 24, "host and device must agree");
-
-// fn(std::integral_constant<int, bits>)
-template <class Fn>
-void with_bits(int bits, const Fn& fn) {
-  switch (bits) {
-    case 2: return fn(std::integral_constant<int, 2>());
-    case 3: return fn(std::integral_constant<int, 3>());
-    case 4: return fn(std::integral_constant<int, 4>());
-    case 5: return fn(std::integral_constant<int, 5>());
-    case 6: return fn(std::integral_constant<int, 6>());
-    default: return fn(std::integral_constant<int, 8>());
-  }
-}
 
 // From 2^23 on every f32 is whole; below, adding it leaves no room for a fraction.
 constexpr float round_quotient(float x, bool half_away) {

@@ -10,7 +10,7 @@
 namespace mlxtape::test {
 namespace {
 
-using ops::Quantized;
+using ops::QuantizedWeight;
 using ops::QuantizeFormat;
 using ops::QuantizeRule;
 using Values = std::vector<double>;
@@ -137,7 +137,7 @@ class Quantize : public OnDevice {
       s.push_back(round_to(at.dtype(), group.s));
       b.push_back(round_to(at.dtype(), group.b));
     }
-    const Quantized out = ops::quantize(encoder(), at, format, rule);
+    const QuantizedWeight out = ops::quantize(encoder(), at, format, rule);
     const std::string what = text_of(format) + " " + name_of(at.dtype()) + " of " +
                              to_string(at.shape()) + " rule " +
                              std::to_string(static_cast<int>(rule));
@@ -181,7 +181,7 @@ TEST_P(Quantize, AnyLayout) {
       check({}, shape, dtype, {4, 64});
       Shape groups = shape;
       groups[groups.rank() - 1] /= 64;
-      const Quantized out = ops::quantize(encoder(), upload({}, shape, dtype));
+      const QuantizedWeight out = ops::quantize(encoder(), upload({}, shape, dtype));
       EXPECT_EQ(out.scales.shape(), groups);
       EXPECT_EQ(ops::dequantize(encoder(), out).shape(), shape);
     }
@@ -235,11 +235,10 @@ TEST_P(Quantize, ComesBackWithinAStep) {
       const QuantizeFormat format{bits, 32};
       Values w = random_weights(64 * 32, DType::kF32, 7);
       for (std::size_t i = 0; i < w.size(); i += 32) w[i + i / 32 % 32] = 0;
-      const Quantized out =
+      const QuantizedWeight out =
           ops::quantize(encoder(), upload(w, {64, 32}, DType::kF32), format, rule);
       const Values q = unpacked(download(out.codes), bits), s = download(out.scales),
-                   b = download(out.biases),
-                   back = download(ops::dequantize(encoder(), out, format));
+                   b = download(out.biases), back = download(ops::dequantize(encoder(), out));
       for (std::size_t i = 0; i < w.size(); ++i) {
         const double step = std::abs(s[i / 32]);
         const double most = q[i] == (1 << bits) - 1 ? step : step / 2;
@@ -259,7 +258,8 @@ TEST_P(Quantize, WhatIsNotFiniteShows) {
         for (const QuantizeRule rule : kRules) {
           Values w = random_weights(128, dtype, 9);
           w[where] = bad;
-          const Quantized out = ops::quantize(encoder(), upload(w, {1, 128}, dtype), {}, rule);
+          const QuantizedWeight out =
+              ops::quantize(encoder(), upload(w, {1, 128}, dtype), {}, rule);
           const Values words = download(out.codes), s = download(out.scales),
                        b = download(out.biases), back = download(ops::dequantize(encoder(), out));
           EXPECT_EQ(Values(words.begin(), words.begin() + 8), Values(8));
@@ -271,7 +271,7 @@ TEST_P(Quantize, WhatIsNotFiniteShows) {
   }
   Values w(64, 3e38);
   w[1] = -3e38;
-  const Quantized out = ops::quantize(encoder(), upload(w, {1, 64}, DType::kF32));
+  const QuantizedWeight out = ops::quantize(encoder(), upload(w, {1, 64}, DType::kF32));
   EXPECT_TRUE(std::isinf(download(out.scales)[0]));
   EXPECT_TRUE(std::isnan(download(ops::dequantize(encoder(), out))[0]));
 }
@@ -290,8 +290,9 @@ TEST_P(Quantize, DequantizeMatchesOracle) {
           const Values words = random_words(noise, groups * group * bits / 32);
           const Values q = unpacked(words, bits), s = random_values(noise, groups, stored),
                        b = random_values(noise, groups, stored);
-          const Quantized w{upload(words, {1, groups * group * bits / 32}, DType::kU32, groups % 2),
-                            upload(s, {1, groups}, stored), upload(b, {1, groups}, stored)};
+          const QuantizedWeight w{
+              upload(words, {1, groups * group * bits / 32}, DType::kU32, groups % 2),
+              upload(s, {1, groups}, stored), upload(b, {1, groups}, stored), bits, group};
           Values exact;
           for (std::size_t i = 0; i < q.size(); ++i) {
             const std::size_t g = i / static_cast<std::size_t>(group);
@@ -299,7 +300,7 @@ TEST_P(Quantize, DequantizeMatchesOracle) {
             exact.push_back(round_to(dtype, product + static_cast<float>(b[g])));
           }
           const std::string at = text_of(format) + " " + name_of(stored) + " to " + name_of(dtype);
-          const Values got = download(ops::dequantize(encoder(), w, format, dtype));
+          const Values got = download(ops::dequantize(encoder(), w, dtype));
           EXPECT_EQ(got, exact) << at;
           expect_close(at, got, oracle(q, s, b, group), dtype, 2);
         }
@@ -308,18 +309,41 @@ TEST_P(Quantize, DequantizeMatchesOracle) {
   }
 }
 
+// Several axes, and gaps between the numbers.
+TEST_P(Quantize, DequantizeTakesAnyLayout) {
+  const Tensor w = random_tensor(encoder(), {2, 3, 128}, DType::kF32, 8);
+  const QuantizedWeight q = ops::quantize(encoder(), w, {5, 32});
+  const auto apart = [&](const Tensor& t) {
+    return upload_strided(download(t), t.shape(), t.dtype());
+  };
+  const QuantizedWeight strided{apart(q.codes), apart(q.scales), apart(q.biases), 5, 32};
+  const auto same = [&](const Tensor& got, const Tensor& want) {
+    EXPECT_EQ(got.shape(), want.shape());
+    EXPECT_EQ(download(got), download(want));
+  };
+  const Tensor back = ops::dequantize(encoder(), q);
+  EXPECT_EQ(back.shape(), w.shape());
+  same(ops::dequantize(encoder(), strided), back);
+  const auto grads = ops::dequantize_backward(encoder(), q, w);
+  const auto again = ops::dequantize_backward(encoder(), strided, apart(w));
+  same(again.d_scales, grads.d_scales);
+  same(again.d_biases, grads.d_biases);
+  const QuantizedWeight rows{q.codes.slice(0, 1, 2), q.scales.slice(0, 1, 2),
+                             q.biases.slice(0, 1, 2), 5, 32};
+  same(ops::dequantize(encoder(), rows), back.slice(0, 1, 2));
+}
+
 // Large enough to be written past the cache.
 TEST_P(Quantize, LargeOnesComeBackAsSmallOnes) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const std::int64_t rows = dtype == DType::kF32 ? 1025 : 2049;
     const Tensor w = random_tensor(encoder(), {rows, 1024}, dtype, 3);
-    const Quantized all = ops::quantize(encoder(), w, {5, 64});
-    const Tensor back = ops::dequantize(encoder(), all, {5, 64});
+    const QuantizedWeight all = ops::quantize(encoder(), w, {5, 64});
+    const Tensor back = ops::dequantize(encoder(), all);
     for (const std::int64_t r : {std::int64_t{0}, rows / 2, rows - 1}) {
-      const Quantized one = ops::quantize(encoder(), w.slice(0, r, r + 1), {5, 64});
+      const QuantizedWeight one = ops::quantize(encoder(), w.slice(0, r, r + 1), {5, 64});
       EXPECT_EQ(download(one.codes), download(all.codes.slice(0, r, r + 1)));
-      EXPECT_EQ(download(ops::dequantize(encoder(), one, {5, 64})),
-                download(back.slice(0, r, r + 1)));
+      EXPECT_EQ(download(ops::dequantize(encoder(), one)), download(back.slice(0, r, r + 1)));
     }
   }
 }
@@ -337,9 +361,9 @@ TEST_P(Quantize, GradientsMatchOracle) {
         Tape tape(encoder());
         const auto s = upload(random_values(noise, rows * groups, stored), {rows, groups}, stored);
         const auto b = upload(random_values(noise, rows * groups, stored), {rows, groups}, stored);
-        const Quantized w{upload(words, {rows, cols * bits / 32}, DType::kU32), tape.watch(s),
-                          tape.watch(b)};
-        const Tensor y = ops::dequantize(tape, w, format, dtype);
+        const QuantizedWeight w{upload(words, {rows, cols * bits / 32}, DType::kU32), tape.watch(s),
+                                tape.watch(b), bits, group};
+        const Tensor y = ops::dequantize(tape, w, dtype);
         tape.backward(y, bits == 3 ? upload_strided(dw, {rows, cols}, dtype)
                                    : upload(dw, {rows, cols}, dtype, bits % 2));
         const Slopes want = oracle_backward(unpacked(words, bits), dw, group);
@@ -354,7 +378,7 @@ TEST_P(Quantize, GradientsMatchOracle) {
 // Nothing is recorded without need, and scales may be written before the walk.
 TEST_P(Quantize, OneGradientAlone) {
   const Values w = random_weights(128, DType::kF32, 11);
-  const Quantized out = ops::quantize(encoder(), upload(w, {1, 128}, DType::kF32));
+  const QuantizedWeight out = ops::quantize(encoder(), upload(w, {1, 128}, DType::kF32));
   Tape tape(encoder());
   static_cast<void>(ops::dequantize(tape, out));
   EXPECT_EQ(tape.nodes(), 0U);
@@ -407,9 +431,9 @@ TEST_P(Quantize, AsMlx) {
   for (const auto& row : table) {
     for (const QuantizeRule rule : kRules) {
       const Tensor in = upload(w, {6, 256}, row.dtype);
-      const Quantized q = ops::quantize(encoder(), in, row.format, rule);
+      const QuantizedWeight q = ops::quantize(encoder(), in, row.format, rule);
       std::vector<Tensor> parts{q.codes, q.scales, q.biases};
-      if (row.dtype == DType::kF32) parts.push_back(ops::dequantize(encoder(), q, row.format));
+      if (row.dtype == DType::kF32) parts.push_back(ops::dequantize(encoder(), q));
       std::uint64_t hash = 0xcbf29ce484222325U;
       for (const Tensor& part : parts) {
         for (const unsigned char byte : bits_of(encoder(), part)) {
@@ -425,12 +449,12 @@ TEST_P(Quantize, AsMlx) {
 TEST_P(Quantize, SameBitsOnEveryRun) {
   const Tensor w = random_tensor(encoder(), {64, 2048}, DType::kBF16, 4);
   for (const QuantizeFormat& format : {QuantizeFormat{3, 32}, {4, 64}, {8, 128}}) {
-    const Quantized codes = ops::quantize(encoder(), w, format);
+    const QuantizedWeight codes = ops::quantize(encoder(), w, format);
     expect_repeatable(encoder(), [&] {
-      const Quantized q = ops::quantize(encoder(), w, format);
-      const auto grads = ops::dequantize_backward(encoder(), codes, format, w);
+      const QuantizedWeight q = ops::quantize(encoder(), w, format);
+      const auto grads = ops::dequantize_backward(encoder(), codes, w);
       return std::vector<Tensor>{q.codes,        q.scales,
-                                 q.biases,       ops::dequantize(encoder(), codes, format),
+                                 q.biases,       ops::dequantize(encoder(), codes),
                                  grads.d_scales, grads.d_biases};
     });
   }
@@ -444,13 +468,13 @@ TEST(QuantizeCheck, SaysWhatIsWrong) {
   const auto quantize = [&](const Shape& shape, QuantizeFormat format, DType dtype = DType::kF32) {
     return ops::quantize_check(meta(shape, dtype), format);
   };
-  const Quantized good{meta({3, 16}, DType::kU32), meta({3, 2}), meta({3, 2})};
-  ASSERT_FALSE(ops::dequantize_check(good, {}, DType::kF16));
-  ASSERT_FALSE(ops::dequantize_backward_check(good, {}, meta({3, 128}, DType::kBF16)));
+  const QuantizedWeight good{meta({3, 16}, DType::kU32), meta({3, 2}), meta({3, 2})};
+  ASSERT_FALSE(ops::dequantize_check(good, DType::kF16));
+  ASSERT_FALSE(ops::dequantize_backward_check(good, meta({3, 128}, DType::kBF16)));
   const auto with = [&](auto set) {
-    Quantized w = good;
+    QuantizedWeight w = good;
     set(w);
-    return ops::dequantize_check(w, {}, DType::kF32);
+    return ops::dequantize_check(w, DType::kF32);
   };
   const auto far = Backend::kMetal;
   expect_refused({
@@ -462,31 +486,31 @@ TEST(QuantizeCheck, SaysWhatIsWrong) {
       {"type", quantize({2, 64}, {}, DType::kI32), Errc::kDType, "w must be f32, f16 or bf16"},
       {"f64", quantize({2, 64}, {}, DType::kF64), Errc::kDType, "got f64"},
       {"cols", quantize({2, 96}, {}), Errc::kShape, "multiple of group_size 64, got [2, 96]"},
-      {"format", ops::dequantize_check(good, {7, 64}, DType::kF32), Errc::kArgument,
-       "dequantize: bits"},
-      {"scales' rank", with([&](Quantized& w) { w.scales = meta({2}); }), Errc::kShape,
+      {"format", with([](QuantizedWeight& w) { w.bits = 7; }), Errc::kArgument, "dequantize: bits"},
+      {"scales' rank", with([&](QuantizedWeight& w) { w.scales = meta({2}); }), Errc::kShape,
        "scales must be [..., out, groups], got [2]"},
-      {"scales' type", with([&](Quantized& w) { w.scales = meta({3, 2}, DType::kU8); }),
+      {"scales' type", with([&](QuantizedWeight& w) { w.scales = meta({3, 2}, DType::kU8); }),
        Errc::kDType, "scales must be f32"},
-      {"codes", with([&](Quantized& w) { w.codes = meta({3, 15}, DType::kU32); }), Errc::kShape,
-       "codes must be [3, 16], got [3, 15]"},
-      {"codes' type", with([&](Quantized& w) { w.codes = meta({3, 16}, DType::kI32); }),
+      {"codes", with([&](QuantizedWeight& w) { w.codes = meta({3, 15}, DType::kU32); }),
+       Errc::kShape, "codes must be [3, 16], got [3, 15]"},
+      {"codes' type", with([&](QuantizedWeight& w) { w.codes = meta({3, 16}, DType::kI32); }),
        Errc::kDType, "codes must be u32"},
-      {"codes far", with([&](Quantized& w) { w.codes = meta({3, 16}, DType::kU32, far); }),
+      {"codes far", with([&](QuantizedWeight& w) { w.codes = meta({3, 16}, DType::kU32, far); }),
        Errc::kDevice, "codes must be where scales is"},
-      {"biases", with([&](Quantized& w) { w.biases = meta({3, 1}); }), Errc::kShape,
+      {"biases", with([&](QuantizedWeight& w) { w.biases = meta({3, 1}); }), Errc::kShape,
        "biases must be [3, 2], got [3, 1]"},
-      {"biases' type", with([&](Quantized& w) { w.biases = meta({3, 2}, DType::kF16); }),
+      {"biases' type", with([&](QuantizedWeight& w) { w.biases = meta({3, 2}, DType::kF16); }),
        Errc::kDType, "biases must be f32, got f16"},
-      {"biases far", with([&](Quantized& w) { w.biases = meta({3, 2}, DType::kF32, far); }),
+      {"biases far", with([&](QuantizedWeight& w) { w.biases = meta({3, 2}, DType::kF32, far); }),
        Errc::kDevice, "biases must be where"},
-      {"result", ops::dequantize_check(good, {}, DType::kI8), Errc::kDType,
+      {"result", ops::dequantize_check(good, DType::kI8), Errc::kDType,
        "the result must be f32, f16 or bf16, got i8"},
-      {"codes and dw", ops::dequantize_backward_check(good, {8, 64}, meta({3, 128})), Errc::kShape,
-       "codes must be [3, 32]"},
-      {"dw", ops::dequantize_backward_check(good, {}, meta({3, 64})), Errc::kShape,
+      {"codes and dw",
+       ops::dequantize_backward_check({good.codes, good.scales, good.biases, 8}, meta({3, 128})),
+       Errc::kShape, "codes must be [3, 32]"},
+      {"dw", ops::dequantize_backward_check(good, meta({3, 64})), Errc::kShape,
        "dw must be [3, 128], got [3, 64]"},
-      {"dw far", ops::dequantize_backward_check(good, {}, meta({3, 128}, DType::kF32, far)),
+      {"dw far", ops::dequantize_backward_check(good, meta({3, 128}, DType::kF32, far)),
        Errc::kDevice, "dw must be where"},
   });
 }
@@ -516,17 +540,17 @@ std::vector<BenchCase> quantize_bench_cases() {
                      }});
     cases.push_back({"back", "fwd", shape, dtype, codes + pairs, dense, 3, 1,
                      [=](CommandEncoder& encoder) -> BenchCall {
-                       const Quantized q = ops::quantize(encoder, weights(encoder), format);
+                       const QuantizedWeight q = ops::quantize(encoder, weights(encoder), format);
                        return [=, &encoder] {
-                         static_cast<void>(ops::dequantize(encoder, q, format));
+                         static_cast<void>(ops::dequantize(encoder, q));
                        };
                      }});
     cases.push_back({"back", "bwd", shape, dtype, codes + dense, pairs, 2, 2,
                      [=](CommandEncoder& encoder) -> BenchCall {
                        const Tensor w = weights(encoder);
-                       const Quantized q = ops::quantize(encoder, w, format);
+                       const QuantizedWeight q = ops::quantize(encoder, w, format);
                        return [=, &encoder] {
-                         static_cast<void>(ops::dequantize_backward(encoder, q, format, w));
+                         static_cast<void>(ops::dequantize_backward(encoder, q, w));
                        };
                      }});
   };

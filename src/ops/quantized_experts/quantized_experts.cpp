@@ -32,8 +32,8 @@ QuantizedWeight dense(CommandEncoder& encoder, const QuantizedWeight& w) {
 }
 
 ExpertWeights unpacked(CommandEncoder& encoder, const QuantizedExpertWeights& w, DType dtype) {
-  return {quantized_unpack(encoder, w.gate, dtype), quantized_unpack(encoder, w.up, dtype),
-          quantized_unpack(encoder, w.down, dtype)};
+  return {dequantize(encoder, w.gate, dtype), dequantize(encoder, w.up, dtype),
+          dequantize(encoder, w.down, dtype)};
 }
 
 }  // namespace
@@ -118,9 +118,9 @@ void quantized_experts_pullback(Pullback& pullback) {
   const Tensor dw[] = {grads.dgate, grads.dup, grads.ddown};
   for (std::size_t i = 0; i < 3; ++i) {
     if (!pullback.needs(2 + 2 * i) && !pullback.needs(3 + 2 * i)) continue;
-    const QuantizedMatmulGrads sums = quantized_unpack_backward(encoder, weight(i), dw[i]);
-    pullback.give(2 + 2 * i, sums.dscales);
-    pullback.give(3 + 2 * i, sums.dbiases);
+    const DequantizeGradients sums = dequantize_backward(encoder, weight(i), dw[i]);
+    pullback.give(2 + 2 * i, sums.d_scales);
+    pullback.give(3 + 2 * i, sums.d_biases);
   }
 }
 

@@ -1,4 +1,4 @@
-// CPU kernels of quantized_experts (formula: mlxtape/ops/experts.h and quantized_matmul.h).
+// CPU kernels of quantized_experts (formula: mlxtape/ops/experts.h and quantize.h).
 //
 // Pairs (token, expert) stand in the order of their experts, and up to 8 of one expert meet its codes at once
 // (backends/cpu/device/packed-inl.h). hidden: a task has such a block and a strip of inner channels; a is left in the

@@ -1,4 +1,4 @@
-// CUDA kernels of quantized_experts (formula: mlxtape/ops/experts.h and quantized_matmul.h), for few pairs.
+// CUDA kernels of quantized_experts (formula: mlxtape/ops/experts.h and quantize.h), for few pairs.
 //
 // Each pair's products are made by themselves: a warp has two rows of its expert's weights
 // (backends/cuda/device/packed.cuh), so there are enough reads under way for one token. Bound by reading the codes;

@@ -43,7 +43,7 @@ struct Results {
   Arrays grads;
 };
 
-// The formulas of experts.h and quantized_matmul.h in double. blur stands for what f32 does to each number, store for
+// The formulas of experts.h and quantize.h in double. blur stands for what f32 does to each number, store for
 // what the stored type does to w, dw, g, u, their gradients, and may do to a and to what pairs add to y and dx.
 using Blur = std::function<double(double)>;
 Results oracle(
@@ -287,11 +287,11 @@ TEST_P(QuantizedExperts, SameBitsOnEveryRun) {
 }
 
 TEST(QuantizedExpertsCheck, SaysWhatIsWrong) {
-  const auto meta = [](Shape shape, DType t = DType::kF32) {
-    return Tensor::meta(std::move(shape), t);
+  const auto meta = [](const Shape& shape, DType t = DType::kF32) {
+    return Tensor::meta(shape, t);
   };
-  const auto u32 = [&](Shape shape) {
-    return meta(std::move(shape), DType::kU32);
+  const auto u32 = [&](const Shape& shape) {
+    return meta(shape, DType::kU32);
   };
   const Tensor x = meta({9, 64});
   const ExpertRoute route{u32({9, 2}), meta({9, 2}), u32({5})};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "mlxtape/base/checked.h"
 #include "mlxtape/ops/elementwise.h"
@@ -14,8 +15,6 @@ namespace mlxtape::ops {
 namespace {
 
 constinit const KernelHandle kForward("quantized_matmul_fwd");
-constinit const KernelHandle kUnpack("quantized_matmul_unpack");
-constinit const KernelHandle kParamsBack("quantized_matmul_params_bwd");
 
 // Rows of x up to which codes are read where they are used. On a CPU more rows share less: codes are widened
 // again for each 8.
@@ -45,12 +44,6 @@ Shape result_shape(const Tensor& x, const QuantizedWeight& w) {
   return shape;
 }
 
-// What the kernels are given, without gaps.
-QuantizedWeight dense(CommandEncoder& encoder, const QuantizedWeight& w) {
-  return {encoder.contiguous(w.codes), encoder.contiguous(w.scales), encoder.contiguous(w.biases),
-          w.bits, w.group_size};
-}
-
 // Calls body(start, stop) for the rows of the weights, as many at a time as fit.
 template <class Body>
 void each_part(CommandEncoder& encoder, const QuantizedMatmulArgs& args, DType dtype,
@@ -62,64 +55,57 @@ void each_part(CommandEncoder& encoder, const QuantizedMatmulArgs& args, DType d
   for (std::int64_t i = 0; i < parts; ++i) body(args.n * i / parts, args.n * (i + 1) / parts);
 }
 
-// Rows [start, stop) of w in the type of x.
-Tensor unpacked(CommandEncoder& encoder, const QuantizedWeight& w, QuantizedMatmulArgs args,
-                std::int64_t start, std::int64_t stop, DType dtype) {
-  Tensor out = encoder.empty({stop - start, args.k}, dtype);
-  args.n = stop - start;
-  const Tensor codes = w.codes.slice(0, start, stop), scales = w.scales.slice(0, start, stop),
-               biases = w.biases.slice(0, start, stop);
-  encoder.dispatch(kUnpack, dtype, args, {codes, scales, biases}, {out});
-  return out;
+// Rows [start, stop).
+QuantizedWeight rows_of(const QuantizedWeight& w, std::int64_t start, std::int64_t stop) {
+  return {w.codes.slice(0, start, stop), w.scales.slice(0, start, stop),
+          w.biases.slice(0, start, stop), w.bits, w.group_size};
 }
 
-void gradient_x(CommandEncoder& encoder, const QuantizedWeight& w, const QuantizedMatmulArgs& args,
-                const Tensor& dy, Tensor& dx) {
-  // Parts are added in f32.
-  Tensor sum = dx;
-  each_part(encoder, args, dx.dtype(), [&](std::int64_t start, std::int64_t stop) {
-    const Tensor rows = unpacked(encoder, w, args, start, stop, dx.dtype());
-    if (start == 0 && stop < args.n) sum = encoder.empty(dx.shape(), DType::kF32);
+// dy: [m, n]. Parts are added in f32.
+Tensor gradient_x(CommandEncoder& encoder, const QuantizedWeight& w,
+                  const QuantizedMatmulArgs& args, const Tensor& dy) {
+  Tensor sum;
+  each_part(encoder, args, dy.dtype(), [&](std::int64_t start, std::int64_t stop) {
+    const Tensor rows = dequantize(encoder, rows_of(w, start, stop), dy.dtype());
+    const DType dtype = stop - start == args.n ? dy.dtype() : DType::kF32;
+    if (start == 0) sum = encoder.empty({args.m, args.k}, dtype);
     matmul_into(encoder, dy.slice(1, start, stop), rows, sum, start == 0 ? 0 : 1);
   });
-  dx = cast(encoder, sum, dx.dtype());
+  return cast(encoder, sum, dy.dtype());
 }
 
-// Sums over groups, part by part: dw_of(start, stop) gives rows of dW as f32.
-template <class DwOf>
-void gradient_params(CommandEncoder& encoder, const QuantizedWeight& w,
-                     const QuantizedMatmulArgs& args, const Tensor& dscales, const Tensor& dbiases,
-                     const DwOf& dw_of) {
+// x: [m, k], dy: [m, n].
+DequantizeGradients gradient_params(CommandEncoder& encoder, const QuantizedWeight& w,
+                                    const QuantizedMatmulArgs& args, const Tensor& x,
+                                    const Tensor& dy) {
+  DequantizeGradients all;
   each_part(encoder, args, DType::kF32, [&](std::int64_t start, std::int64_t stop) {
-    const Tensor dw = dw_of(start, stop);
-    const auto rows = [&](const Tensor& t) {
-      return t.defined() ? t.slice(0, start, stop) : t;
-    };
-    QuantizedMatmulArgs part = args;
-    part.n = stop - start;
-    const Tensor codes = rows(w.codes), ds = rows(dscales), db = rows(dbiases);
-    encoder.dispatch(kParamsBack, w.scales.dtype(), part, {dw, codes}, {ds, db});
+    const Tensor dw = encoder.empty({stop - start, args.k}, DType::kF32);
+    matmul_into(encoder, dy.slice(1, start, stop).transpose({1, 0}), x, dw, 0);
+    DequantizeGradients part = dequantize_backward(encoder, rows_of(w, start, stop), dw);
+    if (stop - start == args.n) {
+      all = std::move(part);
+      return;
+    }
+    if (start == 0) all = {encoder.empty_like(w.scales), encoder.empty_like(w.biases)};
+    encoder.copy(part.d_scales, all.d_scales.slice(0, start, stop));
+    encoder.copy(part.d_biases, all.d_biases.slice(0, start, stop));
   });
+  return all;
 }
-
-// w of any number of axes as one matrix.
-Tensor as_matrix(CommandEncoder& encoder, const Tensor& t) {
-  const std::int64_t columns = t.shape().back();
-  return encoder.contiguous(t).reshape({columns == 0 ? 0 : t.size() / columns, columns});
-}
-std::int64_t row_length(const QuantizedWeight& w) { return w.codes.shape().back() * 32 / w.bits; }
 
 void quantized_matmul_pullback(Pullback& pullback) {
   // x, codes, scales, biases
   const Saved& saved = pullback.saved();
   const auto& args = saved.args<QuantizedMatmulArgs>();
-  const QuantizedMatmulWanted wanted{pullback.needs(0), pullback.needs(1), pullback.needs(2)};
+  const QuantizedMatmulWanted wanted{pullback.needs(0), pullback.needs(1) || pullback.needs(2)};
   const QuantizedMatmulGrads grads = quantized_matmul_backward(
       pullback.encoder(), saved[0], {saved[1], saved[2], saved[3], args.bits, args.group},
       pullback.grad(), wanted);
   if (wanted.x) pullback.give(0, grads.dx);
-  if (wanted.scales) pullback.give(1, grads.dscales);
-  if (wanted.biases) pullback.give(2, grads.dbiases);
+  if (!wanted.params) return;
+  pullback.give(1, grads.d_scales);
+  pullback.give(2, grads.d_biases);
 }
 
 }  // namespace
@@ -147,15 +133,15 @@ Tensor quantized_matmul(CommandEncoder& encoder, const Tensor& x, const Quantize
   Tensor y = encoder.empty(result_shape(x, w), x.dtype());
   if (y.size() == 0) return y;
   const Tensor rows = encoder.contiguous(x).reshape({args.m, args.k});
-  const QuantizedWeight packed = dense(encoder, w);
   if (args.m <= (encoder.backend() == Backend::kCuda ? kCudaFew : kCpuFew)) {
-    encoder.dispatch(kForward, x.dtype(), args, {rows, packed.codes, packed.scales, packed.biases},
-                     {y});
+    const Tensor codes = encoder.contiguous(w.codes), scales = encoder.contiguous(w.scales),
+                 biases = encoder.contiguous(w.biases);
+    encoder.dispatch(kForward, x.dtype(), args, {rows, codes, scales, biases}, {y});
     return y;
   }
   const Tensor out = y.reshape({args.m, args.n});
   each_part(encoder, args, x.dtype(), [&](std::int64_t start, std::int64_t stop) {
-    const Tensor part = unpacked(encoder, packed, args, start, stop, x.dtype()).transpose({1, 0});
+    const Tensor part = dequantize(encoder, rows_of(w, start, stop), x.dtype()).transpose({1, 0});
     if (stop - start == args.n) return matmul_into(encoder, rows, part, out, 0);
     encoder.copy(matmul(encoder, rows, part), out.slice(1, start, stop));
   });
@@ -167,81 +153,24 @@ QuantizedMatmulGrads quantized_matmul_backward(CommandEncoder& encoder, const Te
                                                QuantizedMatmulWanted wanted) {
   require(quantized_matmul_backward_check(x, w, dy));
   const QuantizedMatmulArgs args = args_of(x, w);
-  const bool nothing = args.m == 0 || args.n == 0 || args.k == 0;
-  const auto room = [&](const Tensor& like) {
-    return nothing ? encoder.zeros(like.shape(), like.dtype()) : encoder.empty_like(like);
-  };
   QuantizedMatmulGrads grads;
-  if (wanted.x) grads.dx = room(x);
-  if (wanted.scales) grads.dscales = room(w.scales);
-  if (wanted.biases) grads.dbiases = room(w.biases);
-  if (nothing) return grads;
-  const QuantizedWeight packed = dense(encoder, w);
+  if (args.m == 0 || args.n == 0 || args.k == 0) {
+    const auto none = [&](const Tensor& like) {
+      return encoder.zeros(like.shape(), like.dtype());
+    };
+    if (wanted.x) grads.dx = none(x);
+    if (wanted.params) grads.d_scales = none(w.scales);
+    if (wanted.params) grads.d_biases = none(w.biases);
+    return grads;
+  }
   const Tensor dy_rows = encoder.contiguous(dy).reshape({args.m, args.n});
-  if (wanted.x) {
-    Tensor dx = grads.dx.reshape({args.m, args.k});
-    gradient_x(encoder, packed, args, dy_rows, dx);
-    grads.dx = dx.reshape(x.shape());
-  }
-  if (wanted.scales || wanted.biases) {
+  if (wanted.x) grads.dx = gradient_x(encoder, w, args, dy_rows).reshape(x.shape());
+  if (wanted.params) {
     const Tensor rows = encoder.contiguous(x).reshape({args.m, args.k});
-    gradient_params(encoder, packed, args, grads.dscales, grads.dbiases,
-                    [&](std::int64_t start, std::int64_t stop) {
-                      const Tensor dw = encoder.empty({stop - start, args.k}, DType::kF32);
-                      matmul_into(encoder, dy_rows.slice(1, start, stop).transpose({1, 0}), rows,
-                                  dw, 0);
-                      return dw;
-                    });
+    const DequantizeGradients params = gradient_params(encoder, w, args, rows, dy_rows);
+    grads.d_scales = params.d_scales;
+    grads.d_biases = params.d_biases;
   }
-  return grads;
-}
-
-Check quantized_unpack_check(const QuantizedWeight& w, DType dtype) {
-  const Tensor& codes = w.codes;
-  const auto refuse = [](Errc code, const std::string& what) {
-    return Error(code, "quantized_unpack: " + what);
-  };
-  if (!is_kernel_float(dtype)) {
-    return refuse(Errc::kDType,
-                  std::string("dtype must be f32, f16 or bf16, got ") + name_of(dtype));
-  }
-  if (codes.rank() < 2 || w.bits < 1) {
-    return refuse(Errc::kShape, "codes must be [..., N, K·bits/32], got " +
-                                    to_string(codes.shape()) + " of " + std::to_string(w.bits) +
-                                    " bits");
-  }
-  return expect_quantized(Beside{"quantized_unpack", "codes", codes}, "", w,
-                          Shape(codes.shape().begin(), codes.shape().end() - 1), row_length(w),
-                          dtype);
-}
-
-Tensor quantized_unpack(CommandEncoder& encoder, const QuantizedWeight& w, DType dtype) {
-  require(quantized_unpack_check(w, dtype));
-  const QuantizedWeight rows{as_matrix(encoder, w.codes), as_matrix(encoder, w.scales),
-                             as_matrix(encoder, w.biases), w.bits, w.group_size};
-  const QuantizedMatmulArgs args =
-      args_of(Tensor::meta({0, row_length(w)}, dtype, w.codes.backend()), rows);
-  Shape shape(w.codes.shape().begin(), w.codes.shape().end() - 1);
-  shape.push_back(args.k);
-  if (args.n == 0) return encoder.empty(shape, dtype);
-  return unpacked(encoder, rows, args, 0, args.n, dtype).reshape(shape);
-}
-
-QuantizedMatmulGrads quantized_unpack_backward(CommandEncoder& encoder, const QuantizedWeight& w,
-                                               const Tensor& dw) {
-  require(quantized_unpack_check(w, dw.dtype()));
-  Shape shape(w.codes.shape().begin(), w.codes.shape().end() - 1);
-  shape.push_back(row_length(w));
-  require(expect_tensor(Beside{"quantized_unpack", "codes", w.codes}, "dw", dw, shape, dw.dtype()));
-  QuantizedMatmulGrads grads{{}, encoder.empty_like(w.scales), encoder.empty_like(w.biases)};
-  if (dw.size() == 0) return grads;
-  const Tensor rows = as_matrix(encoder, dw);
-  const QuantizedWeight packed{as_matrix(encoder, w.codes), w.scales, w.biases, w.bits,
-                               w.group_size};
-  gradient_params(encoder, packed, args_of(rows, packed), as_matrix(encoder, grads.dscales),
-                  as_matrix(encoder, grads.dbiases), [&](std::int64_t start, std::int64_t stop) {
-                    return cast(encoder, rows.slice(0, start, stop), DType::kF32);
-                  });
   return grads;
 }
 

@@ -1,7 +1,5 @@
 // Read by quantized_matmul.cpp and its kernels. codes, scales and biases are those of n rows.
 // fwd: in x, codes, scales, biases; out y. m is at most as large as the host says.
-// unpack: in codes, scales, biases; out w [n, k] in the kernel's type.
-// params_bwd: in dW [n, k] as f32, codes; out dscales, dbiases, of which one may be missing.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Rows of packed weights, w = s·q + b with one s and b for each group of codes q, and their products with few rows
-// of x. Codes come in packs of 32, which are as many whole words as a code has bits.
+// Packed weights, w = s·q + b with one s and b for each group of codes q: codes as bytes, and products of rows with
+// few rows of x. Codes come in packs of 32, which are as many whole words as a code has bits.
 //
 // Codes of 4 and 8 bits are widened in registers, two of them from one lane: those at even places and those at odd
 // ones, so x is put in that order first. Others are spread to bytes before. The products need no more than reading
@@ -7,6 +7,7 @@
 #include "backends/cpu/device/rows-inl.h"
 
 #include <array>
+#include <type_traits>
 
 // Per-target include guard: Highway flips the toggle for each target.
 #if defined(MLXTAPE_CPU_PACKED_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -25,6 +26,19 @@ constexpr int kMostFew = 8;  // rows of x at a time
 
 // Rows are read four at a time, each too short for the processor to look ahead by itself.
 constexpr std::int64_t kRowsAhead = 8;
+
+// Calls fn(integral_constant) for the widths there are, which the host has checked.
+template <class Fn>
+void with_bits(int bits, const Fn& fn) {
+  switch (bits) {
+    case 2: return fn(std::integral_constant<int, 2>());
+    case 3: return fn(std::integral_constant<int, 3>());
+    case 4: return fn(std::integral_constant<int, 4>());
+    case 5: return fn(std::integral_constant<int, 5>());
+    case 6: return fn(std::integral_constant<int, 6>());
+    default: return fn(std::integral_constant<int, 8>());
+  }
+}
 
 // ---- codes as bytes ----
 
@@ -47,7 +61,7 @@ HWY_INLINE std::uint64_t spread_eight(std::uint64_t u) {
 
 template <int kBits>
 HWY_INLINE void spread_packs(const std::uint8_t* p, std::int64_t packs, std::uint8_t* bytes) {
-  constexpr std::int64_t kPackBytes = 4 * kBits;
+  constexpr std::int64_t kPackBytes = std::int64_t{4} * kBits;
   for (std::int64_t i = 0; i < packs; ++i, p += kPackBytes, bytes += kPackCodes) {
 #pragma GCC unroll 4
     for (std::int64_t eight = 0; eight < 4; ++eight) {
@@ -65,14 +79,8 @@ HWY_INLINE void spread_packs(const std::uint8_t* p, std::int64_t packs, std::uin
 HWY_INLINE const std::uint8_t* codes_as_bytes(int bits, const std::uint32_t* codes,
                                               std::int64_t packs, std::uint8_t* room) {
   const auto* p = reinterpret_cast<const std::uint8_t*>(codes);
-  switch (bits) {
-    case 2: spread_packs<2>(p, packs, room); break;
-    case 3: spread_packs<3>(p, packs, room); break;
-    case 4: spread_packs<4>(p, packs, room); break;
-    case 5: spread_packs<5>(p, packs, room); break;
-    case 6: spread_packs<6>(p, packs, room); break;
-    default: return p;
-  }
+  if (bits == 8) return p;
+  with_bits(bits, [&](auto width) HWY_ATTR { spread_packs<width()>(p, packs, room); });
   return room;
 }
 
