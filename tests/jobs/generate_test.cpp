@@ -19,9 +19,9 @@ formats::Tokenizer small_tokenizer() {
     // The letters that stand for bytes in such files: printable ones for themselves, others from U+0100 on.
     const bool printable = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
     const int code = printable ? byte : 256 + next++;
-    std::string letter(1, static_cast<char>(code));
-    if (code > 127)
-      letter = {static_cast<char>(0xC0 | code >> 6), static_cast<char>(0x80 | (code & 63))};
+    std::string letter;
+    if (code > 127) letter += static_cast<char>(0xC0 | code >> 6);
+    letter += static_cast<char>(code > 127 ? 0x80 | (code & 63) : code);
     vocabulary.set(letter, byte);
   }
   const std::string bytes =

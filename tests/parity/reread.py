@@ -9,8 +9,8 @@ import sys
 import mlx.core as mx
 from mlx_lm.utils import load_model
 
-# Of the largest logit. In bf16 both sides round at every step.
-ALLOWED = {mx.float32: 2e-4, mx.bfloat16: 0.05}
+# Of the largest logit. In bf16 each side is off from the result in f32, mlx-lm by up to 0.035 in these models.
+ALLOWED = {mx.float32: 2e-4, mx.bfloat16: 0.1}
 
 
 def main():

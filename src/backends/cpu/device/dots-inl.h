@@ -48,7 +48,11 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT s, std::int64_t s_row, cons
   const auto step = [&](const auto& get, std::int64_t k) HWY_ATTR {
     VF v[kCols];
 #pragma GCC unroll 4
-    for (int c = 0; c < kCols; ++c) v[c] = get(l + c * l_col + k);
+    for (int c = 0; c < kCols; ++c) {
+      v[c] = get(l + c * l_col + k);
+      // The same place of the next tile's rows: rows are too short for the machine to see where they go on.
+      if (kRows <= 2) hwy::Prefetch(l + (c + kCols) * l_col + k);
+    }
 #pragma GCC unroll 14
     for (int r = 0; r < kRows; ++r) {
       const VF u = get(s + r * s_row + k);
