@@ -35,9 +35,9 @@ int main(int argc, char** argv) try {
                      encoder->zeros(shape, DType::kF32),
                      encoder->zeros(shape, DType::kF32)});
   }
-  const ops::StepNumbers numbers{encoder->full({}, DType::kF32, 3e-3),
+  const ops::StepNumbers numbers{encoder->full({}, DType::kF32, 2e-3),
                                  encoder->zeros({}, DType::kI32)};
-  for (int step = 0; step <= 60; ++step) {
+  for (int step = 0; step <= 120; ++step) {
     Tape tape(*encoder);
     const models::Model watched = models::watch(tape, model);
     const Tensor loss = models::loss(tape, watched, tokens, targets);
@@ -48,7 +48,7 @@ int main(int argc, char** argv) try {
     ops::adamw_step(*encoder, slots, numbers);
     float value = 0;
     encoder->download(loss, &value, sizeof value);
-    if (step % 10 == 0) std::printf("step %2d  loss %.4f\n", step, static_cast<double>(value));
+    if (step % 20 == 0) std::printf("step %3d  loss %.4f\n", step, static_cast<double>(value));
   }
   models::SaveOptions options;
   options.files_from = source;

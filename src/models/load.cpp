@@ -13,14 +13,6 @@ namespace mlxtape::models {
 
 namespace {
 
-bool starts_with(const std::string& text, const std::string& with) {
-  return text.compare(0, with.size(), with) == 0;
-}
-bool ends_with(const std::string& text, const std::string& with) {
-  return text.size() >= with.size() &&
-         text.compare(text.size() - with.size(), with.size(), with) == 0;
-}
-
 // The tensors of a directory under the names that MLX gives them.
 class Source {
  public:
@@ -34,7 +26,7 @@ class Source {
                                    " are the same weight of the model");
       }
       // What Hugging Face has and MLX's form never: filters [C, 1, K], one tensor for each expert.
-      const bool foreign_filter = ends_with(*known, "conv1d.weight") &&
+      const bool foreign_filter = known->ends_with("conv1d.weight") &&
                                   files.info(name).shape.rank() == 3 &&
                                   files.info(name).shape[2] != 1;
       foreign_ = foreign_ || foreign_filter || known->find(".mlp.experts.0.") != std::string::npos;
@@ -72,16 +64,16 @@ class Source {
     std::string known = name;
     if (c_.family == Config::Family::kQwen35) {
       const std::string inner = "model.language_model.";
-      if (starts_with(name, "vision_tower") || starts_with(name, "model.visual")) {
+      if (name.starts_with("vision_tower") || name.starts_with("model.visual")) {
         return std::nullopt;
       }
-      if (starts_with(name, inner)) {
+      if (name.starts_with(inner)) {
         known = c_.prefix + "model." + name.substr(inner.size());
-      } else if (!starts_with(name, c_.prefix)) {
+      } else if (!name.starts_with(c_.prefix)) {
         known = c_.prefix + name;
       }
     }
-    if (c_.tied && starts_with(known, c_.prefix + "lm_head.")) return std::nullopt;
+    if (c_.tied && known.starts_with(c_.prefix + "lm_head.")) return std::nullopt;
     return known;
   }
 
@@ -147,8 +139,8 @@ class Loader {
 
   // Hugging Face's norms multiply by 1 + w; that of a delta net by w.
   bool counts_from_0(const std::string& name) const {
-    return source_.is_foreign() && ends_with(name, "norm.weight") &&
-           !ends_with(name, ".linear_attn.norm.weight");
+    return source_.is_foreign() && name.ends_with("norm.weight") &&
+           !name.ends_with(".linear_attn.norm.weight");
   }
 
   nn::Weight weight(const Slot& slot) {

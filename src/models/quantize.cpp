@@ -4,11 +4,6 @@ namespace mlxtape::models {
 
 namespace {
 
-bool ends_with(const std::string& text, const std::string& with) {
-  return text.size() >= with.size() &&
-         text.compare(text.size() - with.size(), with.size(), with) == 0;
-}
-
 formats::Json block(Packing packing) {
   return formats::Json::Object{{"group_size", packing.group_size}, {"bits", packing.bits}};
 }
@@ -17,7 +12,7 @@ formats::Json block(Packing packing) {
 
 PackingRule usual_packing(Packing all) {
   return [all](const std::string& path, const Shape& shape) {
-    const bool decides = ends_with(path, "mlp.gate") || ends_with(path, "shared_expert_gate");
+    const bool decides = path.ends_with("mlp.gate") || path.ends_with("shared_expert_gate");
     const Packing packing = decides ? Packing{8, 64} : all;
     return shape.back() % packing.group_size == 0 ? packing : Packing{};
   };

@@ -100,10 +100,6 @@ void visit(const Slot& slot, const Function& function) {
   }
 }
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
 }  // namespace
 
 std::vector<Slot> slots(Weights& weights, const Config& c) {
@@ -165,13 +161,13 @@ Model random_model(const Config& config, CommandEncoder& encoder, DType dtype, s
       // 0.02 as Qwen's own; the experts' and all others by what they sum over where that is less.
       const double by_width = 1 / std::sqrt(static_cast<double>(slot.shape.back()));
       *slot.weight = normal(std::min(0.02, by_width));
-    } else if (ends_with(slot.name, "norm.weight") || ends_with(slot.name, "dt_bias")) {
+    } else if (slot.name.ends_with("norm.weight") || slot.name.ends_with("dt_bias")) {
       *slot.tensor = encoder.full(slot.shape, dtype, 1);
-    } else if (ends_with(slot.name, "A_log")) {
+    } else if (slot.name.ends_with("A_log")) {
       // log of 1 to 16: memories of a token to many.
       *slot.tensor = ops::log(encoder, ops::random_uniform(encoder, keys.next(encoder), slot.shape,
                                                            DType::kF32, 1, 16));
-    } else if (ends_with(slot.name, ".bias")) {
+    } else if (slot.name.ends_with(".bias")) {
       *slot.tensor = encoder.full(slot.shape, dtype, 0);
     } else {
       *slot.tensor = normal(1 / std::sqrt(static_cast<double>(slot.shape.back())));
