@@ -24,6 +24,9 @@ struct Tokenizer::Parts {
   std::optional<TokenId> bos, eos, pad;
   std::vector<TokenId> eos_ids;
   std::optional<ChatTemplate> chat_template;
+  std::optional<Error>
+      template_error;  // of one that is there but cannot be read: it spoils chats alone
+  void read_template(std::string_view text, const std::string& source);
 
   void read(std::string_view json, const std::string& source);
   void add_tokens(const Json& json, const JsonReader& reader, const std::string& source);
@@ -223,8 +226,17 @@ void Tokenizer::Parts::read_config(const Json& config, const std::string& path) 
     }
     chat = chosen;
   }
-  if (chat != nullptr && !chat->is_null())
-    chat_template.emplace(chat->string(), path + ": chat_template");
+  if (chat != nullptr && !chat->is_null()) read_template(chat->string(), path + ": chat_template");
+}
+
+void Tokenizer::Parts::read_template(std::string_view text, const std::string& source) {
+  try {
+    chat_template.emplace(text, source);
+    template_error.reset();
+  } catch (const Error& error) {
+    chat_template.reset();
+    template_error = error;
+  }
 }
 
 bool Tokenizer::Parts::read_eos_ids(const Json& config, const std::string& path) {
@@ -265,7 +277,7 @@ Tokenizer Tokenizer::from_directory(const std::string& directory) {
     parts->read_config(Json::parse(read_whole(file, "tokenizer"), file), file);
   }
   if (const std::string file = path("chat_template.jinja"); std::filesystem::exists(file)) {
-    parts->chat_template.emplace(read_whole(file, "tokenizer"), file);
+    parts->read_template(read_whole(file, "tokenizer"), file);
   }
   for (const char* name : {"generation_config.json", "config.json"}) {
     const std::string file = path(name);
@@ -344,7 +356,16 @@ std::string Tokenizer::bos_token() const {
 std::string Tokenizer::eos_token() const {
   return parts_->eos ? std::string(token_of(*parts_->eos)) : "";
 }
+std::vector<TokenId> Tokenizer::encode_chat(const Json& messages, ChatOptions options) const {
+  const ChatTemplate* chat = chat_template();
+  if (chat == nullptr) throw Error(Errc::kArgument, "tokenizer: the model has no chat template");
+  options.bos_token = bos_token();
+  options.eos_token = eos_token();
+  return encode(chat->render(messages, options), false);
+}
+
 const ChatTemplate* Tokenizer::chat_template() const {
+  if (parts_->template_error) throw *parts_->template_error;
   return parts_->chat_template ? &*parts_->chat_template : nullptr;
 }
 

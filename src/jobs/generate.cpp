@@ -54,9 +54,9 @@ class Sequence {
     result_.finish = Finish::kCancelled;
   }
   void end(Finish why) {
-    result_.finish = why;
     give(until_.add(decoder_.end(), true));
     goes_on_ = false;
+    result_.finish = why;
   }
 
   const GenerateOptions& options_;
@@ -75,8 +75,9 @@ void check(const models::Model& model, const std::vector<std::vector<std::int32_
     throw Error(Errc::kArgument, "generate: " + what);
   };
   if (prompts.empty()) wrong("there must be a prompt");
-  if (options.max_tokens < 1) {
-    wrong("max_tokens must be at least 1, got " + std::to_string(options.max_tokens));
+  if (options.max_tokens < 1 || options.max_tokens > std::int64_t{1} << 31) {
+    wrong("max_tokens must be at least 1 and at most 2^31, got " +
+          std::to_string(options.max_tokens));
   }
   for (const std::vector<std::int32_t>& prompt : prompts) {
     if (prompt.empty()) wrong("a prompt must have at least one token");

@@ -141,8 +141,10 @@ RopeConfig parse_rope(const Json* scaling, double base, std::int64_t dims,
     rope.beta_fast = fields.number("beta_fast", 32);
     rope.beta_slow = fields.number("beta_slow", 1);
     rope.mscale = fields.number("mscale", 1);
-    rope.mscale_all_dim =
-        fields.find("mscale_all_dim") == nullptr ? 0 : fields.find("mscale_all_dim")->number();
+    if (const Json* all = fields.find("mscale_all_dim")) {
+      if (!all->is_number()) fields.fail("mscale_all_dim", "a number", *all);
+      rope.mscale_all_dim = all->number();
+    }
   } else if (kind == "llama3") {
     rope.kind = RopeConfig::Kind::kLlama3;
     rope.original_positions = fields.whole("original_max_position_embeddings", 8192);
@@ -216,6 +218,32 @@ void parse_linear(const Fields& f, Config& c) {
   }
 }
 
+// What the kernels can, and what would change the results if it were passed over.
+void check_limits(const Fields& f, const Config& c) {
+  struct Limit {
+    const char* key;
+    std::int64_t value, most;
+  };
+  for (const Limit& limit : {Limit{"num_hidden_layers", c.layers, 4096},
+                             {"head_dim", c.head_dim, 256},
+                             {"linear_key_head_dim", c.linear_key_dim, 256},
+                             {"linear_value_head_dim", c.linear_value_dim, 256},
+                             {"linear_conv_kernel_dim", c.linear_kernel, 16},
+                             {"num_experts", c.experts, 1024},
+                             {"num_experts_per_tok", c.chosen, 64}}) {
+    if (limit.value > limit.most) {
+      throw Error(Errc::kIo, f.source() + ": \"" + limit.key + "\" above " +
+                                 std::to_string(limit.most) + " is not supported, got " +
+                                 std::to_string(limit.value));
+    }
+  }
+  if (f.text("hidden_act", "silu") != "silu")
+    f.fail("hidden_act", "\"silu\"", *f.find("hidden_act"));
+  if (f.truth("use_sliding_window", false)) {
+    f.fail("use_sliding_window", "false: windows are not supported", *f.find("use_sliding_window"));
+  }
+}
+
 Config::Family family_of(const std::string& type, const std::string& source) {
   if (type == "qwen3") return Config::Family::kQwen3;
   if (type == "qwen3_next") return Config::Family::kQwen3Next;
@@ -272,12 +300,16 @@ Config Config::parse(const Json& json, const std::string& source) {
     c.renormalise = f.truth("norm_topk_prob", false);
     if (const Json* dense = f.find("mlp_only_layers")) {
       if (!dense->is_array()) f.fail("mlp_only_layers", "an array", *dense);
-      for (const Json& layer : dense->array()) c.dense_layers.push_back(layer.integer());
+      for (const Json& layer : dense->array()) {
+        if (!layer.is_integer()) f.fail("mlp_only_layers", "numbers of layers", layer);
+        c.dense_layers.push_back(layer.integer());
+      }
     }
   } else if (c.family == Family::kQwen35) {
     parse_experts(f, false, c);
     c.renormalise = f.truth("norm_topk_prob", true);
   }
+  check_limits(f, c);
   bool any_dense = false;
   for (std::int64_t l = 0; l < c.layers; ++l) any_dense = any_dense || !c.has_experts(l);
   if (any_dense) c.intermediate = size(f, c, "intermediate_size", 14336);

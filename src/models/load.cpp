@@ -119,10 +119,10 @@ class Loader {
   // Where the encoder works; on the CPU the file's own memory.
   Tensor placed(const Tensor& t) {
     done_ += t.bytes();
+    if (options_.progress) options_.progress(done_, all_);
     if (encoder_.backend() == Backend::kCpu) return t;
     const Tensor there = encoder_.empty(t.shape(), t.dtype());
     encoder_.upload(t.data(), t.bytes(), there);
-    if (options_.progress) options_.progress(done_, all_);
     return there;
   }
 
@@ -168,8 +168,12 @@ class Loader {
     w.codes = source_.take(slot.name + ".weight");
     w.scales = source_.take(slot.name + ".scales");
     w.biases = source_.take(slot.name + ".biases");
-    if (in % packing.group_size != 0 || !(w.codes.shape() == codes) ||
-        w.codes.dtype() != DType::kU32) {
+    if (in % packing.group_size != 0) {
+      fail(slot.name + ".weight", "has rows of " + std::to_string(in) +
+                                      " numbers, which groups of " +
+                                      std::to_string(packing.group_size) + " do not divide");
+    }
+    if (!(w.codes.shape() == codes) || w.codes.dtype() != DType::kU32) {
       fail(slot.name + ".weight", "must be " + to_string(codes) + " u32 for " +
                                       std::to_string(packing.bits) + " bits in groups of " +
                                       std::to_string(packing.group_size) + ", got " +
@@ -177,6 +181,11 @@ class Loader {
     }
     expect(slot.name + ".scales", w.scales, groups);
     expect(slot.name + ".biases", w.biases, groups);
+    if (w.biases.dtype() != w.scales.dtype()) {
+      fail(slot.name + ".biases", std::string("must be of the scales' type ") +
+                                      name_of(w.scales.dtype()) + ", got " +
+                                      name_of(w.biases.dtype()));
+    }
     w.codes = placed(w.codes);
     w.scales = placed(w.scales);
     w.biases = placed(w.biases);
@@ -202,7 +211,9 @@ class Loader {
         at->second = placed(at->second);
       }
       const std::int64_t start = part == "gate_proj" ? 0 : slot.shape[1];
-      return encoder_.contiguous(at->second.slice(1, start, start + slot.shape[1]));
+      const Tensor half = encoder_.contiguous(at->second.slice(1, start, start + slot.shape[1]));
+      if (start != 0) gate_up_.erase(at);  // gate came before
+      return half;
     }
     Tensor all;
     for (std::int64_t e = 0; e < slot.shape[0]; ++e) {
@@ -227,13 +238,15 @@ class Loader {
   std::map<std::string, Tensor> gate_up_;
 };
 
+// All of the embedding's type; norms, filters, A_log and dt_bias may be f32.
 void expect_one_type(const Model& model, const std::vector<Slot>& slots, const std::string& path) {
   for (const Slot& slot : slots) {
-    if (slot.weight != nullptr && slot.weight->dtype() != model.dtype()) {
-      throw Error(Errc::kIo, path + ": the tensor " + slot.name + " is " +
-                                 name_of(slot.weight->dtype()) + ", the embedding " +
-                                 name_of(model.dtype()) + ": weights must be of one type");
-    }
+    const DType type = slot.weight != nullptr ? slot.weight->dtype() : slot.tensor->dtype();
+    const bool may_be_wide = slot.tensor != nullptr && !slot.name.ends_with(".bias");
+    if (type == model.dtype() || (may_be_wide && type == DType::kF32)) continue;
+    throw Error(Errc::kIo, path + ": the tensor " + slot.name + " is " + name_of(type) +
+                               ", the embedding " + name_of(model.dtype()) +
+                               ": weights must be of one type");
   }
 }
 

@@ -11,6 +11,13 @@ formats::Json block(Packing packing) {
 }  // namespace
 
 PackingRule usual_packing(Packing all) {
+  const bool bits = all.bits == 2 || all.bits == 3 || all.bits == 4 || all.bits == 5 ||
+                    all.bits == 6 || all.bits == 8;
+  if (!bits || (all.group_size != 32 && all.group_size != 64 && all.group_size != 128)) {
+    throw Error(Errc::kArgument,
+                "quantize_model: bits must be 2, 3, 4, 5, 6 or 8 in groups of 32, 64 or 128, got " +
+                    std::to_string(all.bits) + " in groups of " + std::to_string(all.group_size));
+  }
   return [all](const std::string& path, const Shape& shape) {
     const bool decides = path.ends_with("mlp.gate") || path.ends_with("shared_expert_gate");
     const Packing packing = decides ? Packing{8, 64} : all;

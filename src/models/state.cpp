@@ -17,6 +17,16 @@ nn::DeltaNetState of(const nn::DeltaNetState& state, std::int64_t sequence) {
   return {of(state.conv, sequence), of(state.rule, sequence)};
 }
 
+void check_tokens(std::span<const std::int32_t> tokens, const Model& model, const char* who) {
+  for (const std::int32_t token : tokens) {
+    if (token < 0 || token >= model.config.vocabulary) {
+      throw Error(Errc::kArgument, std::string(who) + ": the token " + std::to_string(token) +
+                                       " is not in the model's vocabulary of " +
+                                       std::to_string(model.config.vocabulary));
+    }
+  }
+}
+
 std::string layer_name(std::size_t layer, const char* what) {
   return "layers." + std::to_string(layer) + "." + what;
 }
@@ -35,8 +45,9 @@ State::State(const Model& model, std::int64_t batch, std::int64_t capacity)
     Layer layer;
     if (c.has_attention(l)) {
       const Shape shape{batch, capacity, c.key_heads, c.head_dim};
-      layer.keys = device.empty(shape, model.dtype());
-      layer.values = device.empty(shape, model.dtype());
+      layer.keys =
+          device.zeros(shape, model.dtype());  // save writes rows that a short sequence has not
+      layer.values = device.zeros(shape, model.dtype());
     } else {
       const std::int64_t channels =
           2 * c.linear_key_heads * c.linear_key_dim + c.linear_value_heads * c.linear_value_dim;
@@ -170,6 +181,11 @@ State State::load(const Model& model, const std::string& path, std::int64_t capa
                                std::to_string(capacity));
   }
   State state(model, static_cast<std::int64_t>(lengths.size()), capacity);
+  if (file.names().size() != 2 * state.layers_.size()) {
+    throw Error(Errc::kIo, path + ": has " + std::to_string(file.names().size()) +
+                               " tensors, this model's states have " +
+                               std::to_string(2 * state.layers_.size()));
+  }
   const auto encoder = model.device().make_encoder();
   const std::int64_t used = *most;
   state.each([&](std::size_t l, const char* what, const Tensor& t) {
@@ -215,6 +231,7 @@ Tensor prefill(CommandEncoder& encoder, const Model& model, State& state, std::i
                 "prefill: " + std::to_string(length) + " tokens and " + std::to_string(count) +
                     " more do not fit into a capacity of " + std::to_string(state.capacity_));
   }
+  check_tokens(tokens, model, "prefill");
   Tape tape(encoder);
   Tensor last;
   for (std::int64_t at = 0; at < count; at += chunk) {
@@ -274,6 +291,7 @@ const Tensor& Stepper::step(std::span<const std::int32_t> tokens) {
     throw Error(Errc::kArgument, "step: one token for each of " + std::to_string(batch) +
                                      " sequences, got " + std::to_string(tokens.size()));
   }
+  check_tokens(tokens, s.model, "step");
   std::vector<std::int32_t> inputs(tokens.begin(), tokens.end());
   for (const std::int64_t length : s.state.lengths_) {
     if (length >= s.state.capacity_) {

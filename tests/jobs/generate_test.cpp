@@ -116,7 +116,7 @@ TEST_P(Generate, SaysWhatIsWrong) {
   };
   refused("there must be a prompt", {});
   refused("at least one token", {{1}, {}});
-  refused("max_tokens must be at least 1, got 0", {{1}}, 0);
+  refused("max_tokens must be at least 1 and at most 2^31, got 0", {{1}}, 0);
   refused("token 80 is not in the model's vocabulary of 80", {{1, 80}});
   refused("token -1 is not", {{-1}});
 }

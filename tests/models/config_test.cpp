@@ -113,6 +113,14 @@ TEST(ModelConfig, SaysWhatIsWrong) {
   put("hidden_size", "64.5", "got 64.5");
   put("hidden_size", R"("64")", R"(got "64")");
   put("hidden_size", "4611686018427387904", "2^31");
+  put("num_hidden_layers", "3000000",
+      R"("num_hidden_layers" above 4096 is not supported, got 3000000)");
+  put("head_dim", "320", R"("head_dim" above 256)");
+  put("linear_conv_kernel_dim", "17", R"("linear_conv_kernel_dim" above 16)");
+  put("num_experts", "1025", R"("num_experts" above 1024)");
+  put("hidden_act", R"("gelu")", R"("hidden_act" must be "silu", got "gelu")");
+  put("use_sliding_window", "true", "windows are not supported");
+  put("mlp_only_layers", R"(["a"])", R"("mlp_only_layers" must be numbers of layers, got "a")");
   put("rms_norm_eps", "-1", R"("rms_norm_eps" must be a number above 0)");
   put("tie_word_embeddings", "1", R"("tie_word_embeddings" must be true or false)");
   put("num_key_value_heads", "3", "must be a multiple of");

@@ -70,6 +70,11 @@ TEST_P(Models, SavedAndLoaded) {
   }
 }
 
+TEST(ModelPacking, SaysWhatIsWrong) {
+  expect_error(Errc::kArgument, "got 4 in groups of 0", [] { models::usual_packing({4}); });
+  expect_error(Errc::kArgument, "got 7 in groups of 64", [] { models::usual_packing({7, 64}); });
+}
+
 TEST_P(Models, LearnsOneSentence) {
   for (const std::string& type : model_types()) {
     SCOPED_TRACE(type);
@@ -140,6 +145,14 @@ TEST_P(Models, BrokenDirectories) {
   refused("weights must be of one type", [&](auto& out) {
     find(out, "model.layers.1.self_attn.k_proj.weight").tensor =
         encoder().zeros({32, 64}, DType::kBF16);
+  });
+  refused("model.layers.0.input_layernorm.weight is f16, the embedding f32", [&](auto& out) {
+    find(out, "model.layers.0.input_layernorm.weight").tensor = encoder().zeros({64}, DType::kF16);
+  });
+  refused("which groups of 128 do not divide", [&](auto& out) {
+    out.config.set("quantization", formats::Json::parse(R"({"bits": 4, "group_size": 128})", "q"));
+    out.tensors.push_back({"lm_head.scales", encoder().zeros({80, 2}, DType::kF32)});
+    out.tensors.push_back({"lm_head.biases", encoder().zeros({80, 2}, DType::kF32)});
   });
   refused("does not say how it is packed", [&](auto& out) {
     out.tensors.push_back({"lm_head.scales", encoder().zeros({80, 2}, DType::kF32)});

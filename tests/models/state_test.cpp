@@ -134,6 +134,15 @@ TEST_P(ModelState, SnapshotsAndFiles) {
     State other(model, 2, 17);
     expect_error(Errc::kShape, "snapshot of the same model",
                  [&] { other.restore(encoder(), then); });
+    models::Config fewer = model.config;
+    fewer.layers = 2;
+    const models::Model shallow = models::random_model(fewer, encoder(), DType::kF32, 1);
+    expect_error(Errc::kIo, "has 8 tensors, this model's states have 4",
+                 [&] { State::load(shallow, path, 30); });
+    expect_error(Errc::kArgument, "the token 80 is not in the model's vocabulary of 80", [&] {
+      const std::int32_t bad[] = {1, 80};
+      models::prefill(encoder(), model, other, 0, bad);
+    });
     expect_error(Errc::kIo, "capacity is 6", [&] { State::load(model, path, 6); });
     const models::Model wider = small_model(encoder(), type, DType::kBF16);
     expect_error(Errc::kIo, "for this model", [&] { State::load(wider, path, 30); });

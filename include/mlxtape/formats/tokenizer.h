@@ -51,10 +51,14 @@ class Tokenizer {
   std::optional<TokenId> bos_id() const;
   std::optional<TokenId> pad_id() const;
   const std::vector<TokenId>& eos_ids()
-      const;                                  // any of them ends a text; empty where none is known
-  std::string bos_token() const;              // "" where there is none: what a chat template wants
-  std::string eos_token() const;              // the config's
-  const ChatTemplate* chat_template() const;  // null where there is none
+      const;                      // any of them ends a text; empty where none is known
+  std::string bos_token() const;  // "" where there is none: what a chat template wants
+  std::string eos_token() const;  // the config's
+  // Null where there is none; throws where there is one that cannot be read.
+  const ChatTemplate* chat_template() const;
+  // Messages by the chat template, which writes the special tokens itself: bos and eos are this tokenizer's, and none
+  // is put around. Throws kArgument without a template.
+  std::vector<TokenId> encode_chat(const Json& messages, ChatOptions options = {}) const;
 
  private:
   friend class StreamDecoder;

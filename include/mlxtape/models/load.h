@@ -1,6 +1,8 @@
 // Models from and to directories in MLX format, and from Hugging Face's.
 //
-// On the CPU weights are used where the files are mapped: nothing is read before it is needed. Directories as
+// On the CPU weights are used where the files are mapped and nothing is read before it is needed, if they lie at multiples
+// of their element's size: so we write them, mlx-lm often does not, and then they are copied. Files must not be cut short
+// while a model of them lives. Directories as
 // Hugging Face has them are brought into MLX's form on the way: experts stacked, norms that count from 0 shifted by 1,
 // weights for images and for predicting several tokens left out.
 // Errors     kIo, with the file and the tensor: one that is missing, has another shape or type than the config says, or
@@ -16,8 +18,7 @@
 namespace mlxtape::models {
 
 struct LoadOptions {
-  std::function<void(std::size_t done, std::size_t all)>
-      progress;  // in bytes, while they go to a GPU
+  std::function<void(std::size_t done, std::size_t all)> progress;  // in bytes, tensor by tensor
 };
 
 Model load_model(const std::string& directory, CommandEncoder& encoder,
@@ -26,7 +27,7 @@ Model load_model(const std::string& directory, CommandEncoder& encoder,
 struct SaveOptions {
   std::string
       files_from;  // a directory whose tokenizer and other small files come along; none if empty
-  bool replace = false;  // an existing directory, once the new one is complete
+  bool replace = false;  // an existing directory and all it holds, once the new one is complete
   std::size_t shard_bytes = std::size_t{5} << 30U;
 };
 // What mlx-lm loads: weights under their names, their index, the model's config.json.

@@ -80,7 +80,8 @@ struct HiddenOptions {
   std::function<void(std::int64_t layer, const Tensor& h)>
       seen;  // called with what each layer gives
 };
-// tokens: [B, L] i32 → what the head takes, [B, L, width].
+// tokens: [B, L] i32 → what the head takes, [B, L, width]. They are on the device and not looked at: one outside the
+// vocabulary embeds as zeros, a negative one counts from the end.
 Tensor hidden(Tape& tape, const Model& model, const Tensor& tokens,
               const HiddenOptions& options = {});
 // […, width] → […, vocabulary].

@@ -19,6 +19,10 @@ struct LayerPast;
 class State {
  public:
   State(const Model& model, std::int64_t batch, std::int64_t capacity);
+  // Neither copied, which would share the memory (snapshot), nor assigned, which would leave a Stepper behind (restore).
+  State(State&&) = default;
+  State& operator=(const State&) = delete;
+  State& operator=(State&&) = delete;
 
   std::int64_t batch() const { return static_cast<std::int64_t>(lengths_.size()); }
   std::int64_t capacity() const { return capacity_; }
@@ -36,6 +40,7 @@ class State {
   static State load(const Model& model, const std::string& path, std::int64_t capacity);
 
  private:
+  State(const State&) = default;
   friend Tensor prefill(CommandEncoder&, const Model&, State&, std::int64_t,
                         std::span<const std::int32_t>, std::int64_t);
   friend class Stepper;
@@ -52,6 +57,8 @@ class State {
   std::vector<std::int64_t> lengths_;
   std::int64_t capacity_ = 0;
 };
+
+// Tokens must be in the vocabulary: prefill and step throw kArgument.
 
 // The next tokens of one sequence, chunk of them at a time; the logits [vocabulary] f32 after the last.
 Tensor prefill(CommandEncoder& encoder, const Model& model, State& state, std::int64_t sequence,
