@@ -99,11 +99,13 @@ void sync_folder(const std::string& path, const char* who) {
 }
 
 MappedFile::MappedFile(const std::string& path, const char* who) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int file =
+      open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe would wait for a writer
   if (file < 0) fail_io(who, path, "readable", errno);
   struct stat there{};
   int reason = fstat(file, &there) == 0 ? 0 : errno;
   if (reason == 0 && S_ISDIR(there.st_mode)) reason = EISDIR;
+  if (reason == 0 && !S_ISREG(there.st_mode)) reason = ENODEV;  // what mapping it would say
   const auto size = static_cast<std::size_t>(there.st_size);
   if (reason == 0 && size > 0) {
     // Private and writable: the memory is as any other, the file stays as it is. No room is set aside for copies

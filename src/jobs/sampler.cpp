@@ -42,20 +42,7 @@ Sampler::Sampler(const SamplingOptions& options, std::uint64_t sequence)
 }
 
 std::int32_t Sampler::operator()(std::span<float> logits, std::span<const std::int32_t> before) {
-  if (options_.repetition_penalty != 1) {
-    const std::size_t context =
-        std::min(before.size(), static_cast<std::size_t>(options_.repetition_context));
-    std::vector<std::int32_t> seen(before.end() - static_cast<std::ptrdiff_t>(context),
-                                   before.end());
-    std::sort(seen.begin(), seen.end());
-    seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
-    const auto penalty = static_cast<float>(options_.repetition_penalty);
-    for (const std::int32_t token : seen) {
-      if (token < 0 || static_cast<std::size_t>(token) >= logits.size()) continue;
-      float& z = logits[static_cast<std::size_t>(token)];
-      z = z < 0 ? z * penalty : z / penalty;
-    }
-  }
+  if (options_.repetition_penalty != 1) penalise(logits, before);
   float most = -INFINITY;
   std::int32_t best = -1;
   for (std::size_t i = 0; i < logits.size(); ++i) {
@@ -70,9 +57,27 @@ std::int32_t Sampler::operator()(std::span<float> logits, std::span<const std::i
                 "input are broken");
   }
   if (options_.temperature == 0) return best;
+  gather(logits, most);
+  return draw();
+}
 
+void Sampler::penalise(std::span<float> logits, std::span<const std::int32_t> before) const {
+  const std::size_t context =
+      std::min(before.size(), static_cast<std::size_t>(options_.repetition_context));
+  std::vector<std::int32_t> seen(before.end() - static_cast<std::ptrdiff_t>(context), before.end());
+  std::sort(seen.begin(), seen.end());
+  seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+  const auto penalty = static_cast<float>(options_.repetition_penalty);
+  for (const std::int32_t token : seen) {
+    if (token < 0 || static_cast<std::size_t>(token) >= logits.size()) continue;
+    float& z = logits[static_cast<std::size_t>(token)];
+    z = z < 0 ? z * penalty : z / penalty;
+  }
+}
+
+// Who may be drawn. Rows are long and few of them likely: they are sorted only as far as somebody looks.
+void Sampler::gather(std::span<const float> logits, float most) {
   // A token 40 below the best in log-probability has 4e-18 of its weight: below the grain of a draw.
-  const bool cold = options_.temperature < 1;
   const double reach = 40 * std::max(1.0, options_.temperature);
   double all = 0;  // Σ exp(z − most)
   candidates_.clear();
@@ -80,20 +85,20 @@ std::int32_t Sampler::operator()(std::span<float> logits, std::span<const std::i
     const float z = logits[i] - most;
     if (!(static_cast<double>(z) > -reach)) continue;
     all += std::exp(static_cast<double>(z));
-    if (cold && static_cast<double>(z) < -40 * options_.temperature) continue;
+    if (static_cast<double>(z) < -40 * options_.temperature) continue;
     candidates_.push_back({z, static_cast<std::int32_t>(i)});
   }
-  const auto likelier = [](const Candidate& a, const Candidate& b) {
-    return a.z != b.z ? a.z > b.z : a.token < b.token;
-  };
-  std::size_t kept = candidates_.size();
-  std::size_t sorted = 0;
+  std::size_t kept = candidates_.size(), sorted = 0;
   const auto sort_to = [&](std::size_t n) {
     n = std::min(n, candidates_.size());
     if (n <= sorted) return;
-    std::partial_sort(candidates_.begin() + static_cast<std::ptrdiff_t>(sorted),
-                      candidates_.begin() + static_cast<std::ptrdiff_t>(n), candidates_.end(),
-                      likelier);
+    const auto at = [&](std::size_t i) {
+      return candidates_.begin() + static_cast<std::ptrdiff_t>(i);
+    };
+    std::partial_sort(at(sorted), at(n), candidates_.end(),
+                      [](const Candidate& a, const Candidate& b) {
+                        return a.z != b.z ? a.z > b.z : a.token < b.token;
+                      });
     sorted = n;
   };
   if (options_.top_k > 0) {
@@ -115,7 +120,6 @@ std::int32_t Sampler::operator()(std::span<float> logits, std::span<const std::i
     while (kept > 1 && candidates_[kept - 1].z < low) --kept;
   }
   candidates_.resize(kept);
-  return draw();
 }
 
 std::int32_t Sampler::draw() {

@@ -138,6 +138,9 @@ TEST_F(Files, AreMappedAndStayAsTheyAre) {
   write_whole(path, "", "test");
   EXPECT_TRUE(MappedFile(path, "test").bytes().empty());
   EXPECT_THROW(MappedFile(folder / "none", "test"), Error);
+  const std::string pipe = folder / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THROW(MappedFile(pipe, "test"), Error);  // and does not wait for a writer
   try {
     const MappedFile wrong(folder, "test");
     FAIL() << "a folder was mapped";

@@ -6,7 +6,8 @@
 //            post_processors TemplateProcessing, ByteLevel, Sequence; decoders ByteLevel, Fuse, Sequence.
 //            Anything else is an Error(kIo) that names it. Truncation and padding are the caller's business.
 // Encoding   gives the ids that Hugging Face's tokenizers gives. Letters, digits and spaces are those of Unicode 14
-//            (PCRE2), normal forms those of Unicode 15 (utf8proc): newer characters may be cut otherwise.
+//            (PCRE2), normal forms those of Unicode 15 (utf8proc): newer characters may be cut otherwise, and marks that
+//            Hugging Face's older tables do not know (U+08D3, U+0D3B) are put in order here.
 //            Bytes that are no UTF-8 count as U+FFFD. The time is n·log n in the length of the longest word.
 // Decoding   joins the bytes of the tokens; what is no UTF-8 then becomes U+FFFD. An id without a token gives nothing:
 //            models have a few more rows than tokens.

@@ -42,6 +42,8 @@ class Sampler {
     float z;
     std::int32_t token;
   };
+  void penalise(std::span<float> logits, std::span<const std::int32_t> before) const;
+  void gather(std::span<const float> logits, float most);
   std::int32_t draw();
 
   SamplingOptions options_;
