@@ -75,6 +75,25 @@ TEST(ModelPacking, SaysWhatIsWrong) {
   expect_error(Errc::kArgument, "got 7 in groups of 64", [] { models::usual_packing({7, 64}); });
 }
 
+TEST_P(Models, RoutersInEightBits) {
+  const models::Model model = models::quantize_model(
+      encoder(), small_model(encoder(), "qwen3_next"), models::usual_packing({4, 32}));
+  const nn::MoeWeights& moe = model.weights.layers[0].moe;
+  EXPECT_EQ(moe.router.packed.bits, 8);
+  EXPECT_EQ(moe.router.packed.group_size, 64);
+  EXPECT_EQ(moe.shared_gate.packed.bits, 8);
+  EXPECT_EQ(moe.experts.down.packed.bits, 4);
+}
+
+// Tokens see none that follow, so the last one may as well not be there.
+TEST_P(Models, TargetsBelowZeroDoNotCount) {
+  const models::Model model = small_model(encoder(), "qwen3_5");
+  Tape tape(encoder());
+  const double all = download(models::loss(tape, model, ids({3, 1, 4}), ids({1, 4, -1})))[0];
+  const double two = download(models::loss(tape, model, ids({3, 1}), ids({1, 4})))[0];
+  EXPECT_NEAR(all, two, 0x1p-20 * two);
+}
+
 TEST_P(Models, LearnsOneSentence) {
   for (const std::string& type : model_types()) {
     SCOPED_TRACE(type);
