@@ -46,6 +46,22 @@ std::string said(const TempFolder& folder, const std::function<void()>& call,
   return message_of(call, code, folder / "");
 }
 
+TEST(ModelDirectory, ATensorLargerThanAShardHasOneAlone) {
+  const TempFolder folder;
+  ModelToSave model = small_model();
+  const Tensor large = floats(10, 1), small = floats(2, 1);
+  model.tensors = {{"a", large}, {"b", small}, {"c", small}, {"d", small}};
+  model.shard_bytes = 24;  // a; b, c and d
+  save_model(folder / "two", model);
+  const Json index =
+      Json::parse(read_whole(folder / "two/model.safetensors.index.json", "test"), "index");
+  const Json& files = *index.find("weight_map");
+  EXPECT_EQ(files.find("a")->string(), "model-00001-of-00002.safetensors");
+  for (const char* name : {"b", "c", "d"}) {
+    EXPECT_EQ(files.find(name)->string(), "model-00002-of-00002.safetensors");
+  }
+}
+
 TEST(ModelDirectory, OneFileOrShards) {
   const TempFolder folder;
   ModelToSave model = small_model();

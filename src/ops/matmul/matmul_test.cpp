@@ -605,6 +605,27 @@ TEST_P(Matmul, InfinitiesAndNaNsStayInTheirRowsAndColumns) {
   }
 }
 
+// What lies behind the last k is not the matrix's: multiplied by 0 it would still be NaN.
+TEST_P(Matmul, NothingBehindAnOddDepthIsTaken) {
+  for (const std::int64_t k : {1, 33, 301}) {
+    for (const bool turned : {false, true}) {
+      const auto matrix = [&](std::int64_t rows, std::int64_t cols, std::int64_t axis) {
+        Values values(static_cast<std::size_t>(rows * cols), 1);
+        for (std::int64_t i = 0; i < rows * cols; ++i) {
+          if ((axis == 0 ? i / cols : i % cols) == k) {
+            values[static_cast<std::size_t>(i)] = std::nan("");
+          }
+        }
+        return upload(values, {rows, cols}, DType::kBF16).slice(axis, 0, k);
+      };
+      const Tensor a = turned ? matrix(k + 1, 40, 0).transpose({1, 0}) : matrix(40, k + 1, 1);
+      const Tensor b = turned ? matrix(40, k + 1, 1).transpose({1, 0}) : matrix(k + 1, 40, 0);
+      const auto expected = static_cast<double>(static_cast<float>(BF16(static_cast<float>(k))));
+      EXPECT_EQ(download(ops::matmul(encoder(), a, b)), Values(1600, expected)) << k << turned;
+    }
+  }
+}
+
 TEST_P(Matmul, TiesGoToEven) {
   const std::pair<DType, double> types[] = {{DType::kBF16, 257}, {DType::kF16, 2049}};
   for (const auto& [dtype, missing] : types) {  // the first integer that the type does not have
