@@ -15,7 +15,10 @@ namespace mlxtape::cpu {
 
 namespace {
 
+constexpr const char* kBf16Name = "AVX3_BF16";
+
 std::atomic<std::int64_t> allowed{~std::int64_t{0}};
+std::atomic<bool> bf16_allowed{true};
 
 std::int64_t detected_targets() {
   std::int64_t found = HWY_STATIC_TARGET;
@@ -34,10 +37,24 @@ std::int64_t detected_targets() {
   return found & HWY_TARGETS;
 }
 
+bool detected_bf16() {
+#if HWY_ARCH_X86
+  return (detected_targets() & HWY_AVX3) != 0 && __builtin_cpu_supports("avx512bf16");
+#else
+  return false;
+#endif
+}
+
 }  // namespace
+
+bool bf16_dots() {
+  static const bool there = detected_bf16();
+  return there && bf16_allowed && (allowed & HWY_AVX3) != 0;
+}
 
 std::vector<std::string> available_targets() {
   std::vector<std::string> names;
+  if (detected_bf16()) names.emplace_back(kBf16Name);
   for (std::int64_t rest = detected_targets(); rest != 0; rest &= rest - 1) {
     names.emplace_back(hwy::TargetName(rest & -rest));  // the lowest bit is the best target
   }
@@ -45,11 +62,13 @@ std::vector<std::string> available_targets() {
 }
 
 void limit_target(const std::string& name) {
-  std::string known;
+  const bool with_bf16 = name == kBf16Name && detected_bf16();
+  std::string known = detected_bf16() ? kBf16Name : "";
   for (std::int64_t rest = detected_targets(); rest != 0; rest &= rest - 1) {
     const std::int64_t target = rest & -rest;
-    if (name == hwy::TargetName(target)) {
+    if (name == hwy::TargetName(target) || (with_bf16 && target == HWY_AVX3)) {
       allowed = ~(target - 1);
+      bf16_allowed = with_bf16;
       hwy::GetChosenTarget().Update(hwy::SupportedTargets());
       return;
     }

@@ -2,8 +2,8 @@
 //
 // C is cut into tiles, one task each. A task copies kDepth columns of its rows of A, all of them (second-level
 // cache), then for each kTileCols columns the same depth of B (first-level cache), then goes down the rows:
-// a register tile at a time, 28 sums in AVX-512 (matmul_micro-inl.h). Sums of every element run over k in one
-// chain whatever the cut, so bits do not depend on it. Bound by arithmetic: of a core's peak, copying costs
+// a register tile at a time, 28 sums in AVX-512 (matmul_micro-inl.h). bf16 stays so where the processor multiplies pairs
+// of them, which is twice as fast. Sums of every element run over k in one chain whatever the cut, so bits do not depend on it. Bound by arithmetic: of a core's peak, copying costs
 // 32·c/rows + 32·c/cols, where c = 0.1 to 0.3 cycles is what copying an element takes.
 // 16 rows or columns and fewer are bound by reading the other matrix, which is not copied (matmul_few-inl.h).
 // Where there are fewer tiles than kTasks and k is long, k is cut as well, by the shape alone, and the parts
@@ -12,6 +12,9 @@
 #define HWY_TARGET_INCLUDE "ops/matmul/matmul.cpu.cpp"
 #include <hwy/foreach_target.h>
 
+#include <type_traits>
+
+#include "backends/cpu/targets.h"
 #include "matmul_few-inl.h"
 #include "matmul_finish-inl.h"
 #include "mlxtape/core/registry.h"
@@ -92,9 +95,10 @@ Plan::Plan(const MatmulArgs& args) {
 // ---- one tile ----
 
 using MicroFn = void (*)(const float*, const float*, std::int64_t, float*, std::int64_t, bool);
-template <PanelA kForm>
-constexpr auto kMicro = table_of(std::make_index_sequence<kTileRows>(),
-                                 [](auto n) { return static_cast<MicroFn>(micro<n(), kForm>); });
+template <PanelA kForm, Step kStep>
+constexpr auto kMicro = table_of(std::make_index_sequence<kTileRows>(), [](auto n) {
+  return static_cast<MicroFn>(micro<n(), kForm, kStep>);
+});
 
 // Part of a problem: rows × cols of C from (row, col) on, over depth of k.
 template <class T>
@@ -114,12 +118,13 @@ void finish_rows(const Part<T>& p, const Finish<T, O>& finish, std::int64_t row,
   }
 }
 
-template <class T, class O>
+template <Step kStep, class T, class O>
 void run_tile(const Part<T>& p, const Finish<T, O>& finish) {
-  const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(p.depth, kDepth));
+  constexpr std::int64_t kWidth = width_of(kStep);
+  const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(p.depth, kWidth * kDepth));
   // The sums of one block can go where they belong at once.
   const bool plain = blocks == 1 && finish.is_plain();
-  const std::int64_t block = equal_parts(p.depth, kDepth, 1);
+  const std::int64_t block = equal_parts(p.depth, kWidth * kDepth, kWidth);
   const std::int64_t panels = ceil_div(p.rows, kTileRows);
   const bool waits = blocks > 1;  // sums, for the next block
   const std::int64_t wait_pitch = waits ? rounded_up(p.cols, kTileCols) : kTileCols;
@@ -127,32 +132,42 @@ void run_tile(const Part<T>& p, const Finish<T, O>& finish) {
                                  (waits ? panels : 1) * kTileRows * wait_pitch + 16);
   float* b = a + rounded_up(panels * kPanelA + kLanes, 16);
   float* c = b + kPanelB;
-  const bool by_rows = p.a.col == 1;
-  const auto& micros = by_rows ? kMicro<PanelA::kRows> : kMicro<PanelA::kColumns>;
+  const auto& micros =
+      p.a.col == 1 ? kMicro<PanelA::kRows, kStep> : kMicro<PanelA::kColumns, kStep>;
 
   for (std::int64_t i = 0; i < blocks; ++i) {
     const std::int64_t k = i * block, depth = std::min(block, p.depth - k);
-    const Matrix<T> a_part = p.a.from(0, k);
-    by_rows ? pack_a_rows(a_part, p.rows, depth, a) : pack_a_columns(a_part, p.rows, depth, a);
+    const std::int64_t steps = ceil_div(depth, kWidth);
+    pack_a<kStep>(p.a.from(0, k), p.rows, depth, a);
     for (std::int64_t col = 0; col < p.cols; col += kTileCols) {
       const std::int64_t cols = std::min(kTileCols, p.cols - col);
-      pack_b(p.b.from(k, col), depth, p.cols - col, b);
+      pack_b<kStep>(p.b.from(k, col), depth, p.cols - col, b);
       for (std::int64_t row = 0; row < p.rows; row += kTileRows) {
         const std::int64_t rows = std::min(kTileRows, p.rows - row);
         const MicroFn run = micros[static_cast<std::size_t>(rows - 1)];
         const float* panel = a + row / kTileRows * kPanelA;
         if constexpr (sizeof(O) == 4) {
           if (plain && cols == kTileCols) {
-            run(panel, b, depth, finish.y + p.at + row * p.pitch + col, p.pitch, finish.beta != 0);
+            run(panel, b, steps, finish.y + p.at + row * p.pitch + col, p.pitch, finish.beta != 0);
             continue;
           }
         }
         float* sums = waits ? c + row * wait_pitch + col : c;
-        run(panel, b, depth, sums, wait_pitch, i > 0);
+        run(panel, b, steps, sums, wait_pitch, i > 0);
         if (i + 1 == blocks) finish_rows(p, finish, row, col, rows, cols, sums, wait_pitch);
       }
     }
   }
+}
+
+template <class T, class O>
+void run_tile(const Part<T>& p, const Finish<T, O>& finish) {
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (std::is_same_v<T, BF16>) {
+    if (cpu::bf16_dots()) return run_tile<Step::kPair>(p, finish);
+  }
+#endif
+  run_tile<Step::kNumber>(p, finish);
 }
 
 template <class T, class O>

@@ -1,5 +1,5 @@
-// Copies of parts of A and B, as f32, in the order in which the innermost loop of the CPU's matmul reads
-// them (matmul_micro-inl.h).
+// Copies of parts of A and B, as f32 or pairs of bf16, in the order in which the innermost loop of the CPU's matmul reads
+// them (matmul_micro-inl.h). depth counts k; the last pair of an odd one is filled up with 0.
 #include "matmul_micro-inl.h"
 
 // Per-target include guard: Highway flips the toggle for each target.
@@ -42,60 +42,86 @@ HWY_INLINE void fetch_row(const T* row, std::int64_t n) {
   for (std::int64_t i = 0; i < n; i += kLine) __builtin_prefetch(row + i, 0, 2);
 }
 
-// rows × depth of A as panels of kTileRows rows.
-constexpr std::int64_t kRowsAhead = 4;
-template <class T>
-void pack_a_rows(const Matrix<T>& a, std::int64_t rows, std::int64_t depth, float* panels) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    if (r + kRowsAhead < rows) fetch_row(a.at + (r + kRowsAhead) * a.row, depth);
-    widen_row(a.at + r * a.row, depth,
-              panels + r / kTileRows * kPanelA + r % kTileRows * kRowPitch);
+// A vector of steps from a row of memory that has count numbers left: neighbours are along k.
+template <Step kStep, class T>
+HWY_INLINE VF steps_along(DF d, const T* from, std::int64_t count) {
+  if constexpr (kStep == Step::kPair) {
+    const hn::Repartition<std::uint16_t, DF> halves;
+    const auto* at = reinterpret_cast<const std::uint16_t*>(from);
+    return hn::BitCast(d, count >= 2 * kLanes
+                              ? hn::LoadU(halves, at)
+                              : hn::MaskedLoad(hn::FirstN(halves, static_cast<std::size_t>(count)),
+                                               halves, at));
+  } else {
+    return count >= kLanes ? load(d, from) : load_n(d, from, static_cast<std::size_t>(count));
   }
 }
-template <class T>
-void pack_a_columns(const Matrix<T>& a, std::int64_t rows, std::int64_t depth, float* panels) {
+// The same where neighbours are across k, and the next k lies `next` further; 0: there is none.
+template <Step kStep, class T>
+HWY_INLINE VF steps_across(DF d, const T* from, std::int64_t next, std::int64_t count) {
+  const auto get = [&](const T* at) HWY_ATTR {
+    return count >= kLanes ? load(d, at) : load_n(d, at, static_cast<std::size_t>(count));
+  };
+  const VF first = get(from);
+  if constexpr (kStep == Step::kNumber) {
+    return first;
+  } else {  // bf16 as f32 is its upper half
+    const auto low = hn::ShiftRight<16>(hn::BitCast(DU(), first));
+    return hn::BitCast(d, next == 0 ? low : hn::Or(low, hn::BitCast(DU(), get(from + next))));
+  }
+}
+
+// rows × depth of A as panels of kTileRows rows.
+constexpr std::int64_t kRowsAhead = 4;
+template <Step kStep, class T>
+void pack_a_rows(const Matrix<T>& a, std::int64_t rows, std::int64_t depth, float* panels) {
   const DF d;
-  for (std::int64_t k = 0; k < depth; ++k) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    if (r + kRowsAhead < rows) fetch_row(a.at + (r + kRowsAhead) * a.row, depth);
+    const T* from = a.at + r * a.row;
+    float* to = panels + r / kTileRows * kPanelA + r % kTileRows * kRowPitch;
+    for (std::int64_t k = 0; k < depth; k += kLanes * width_of(kStep), to += kLanes) {
+      hn::StoreU(steps_along<kStep>(d, from + k, depth - k), d, to);
+    }
+  }
+}
+template <Step kStep, class T>
+void pack_a_columns(const Matrix<T>& a, std::int64_t rows, std::int64_t depth, float* panels) {
+  constexpr std::int64_t kWidth = width_of(kStep);
+  const DF d;
+  for (std::int64_t k = 0; k < depth; k += kWidth) {
     const T* column = a.at + k * a.col;
-    if (k + kRowsAhead < depth) fetch_row(column + kRowsAhead * a.col, rows);
+    for (std::int64_t i = k + kRowsAhead; i < std::min(k + kRowsAhead + kWidth, depth); ++i) {
+      fetch_row(a.at + i * a.col, rows);
+    }
     for (std::int64_t r = 0; r < rows; r += kTileRows) {
-      float* to = panels + r / kTileRows * kPanelA + k * kTileRows;
-      const T* from = column + r;
+      float* to = panels + r / kTileRows * kPanelA + k / kWidth * kTileRows;
       // What a vector writes past its rows is where the next k comes.
-      for (std::int64_t i = 0; i < kTileRows; i += kLanes) {
-        if (r + i + kLanes <= rows) {
-          hn::StoreU(load(d, from + i), d, to + i);
-        } else if (r + i < rows) {
-          hn::StoreU(load_n(d, from + i, static_cast<std::size_t>(rows - r - i)), d, to + i);
-        }
+      for (std::int64_t i = 0; i < std::min(kTileRows, rows - r); i += kLanes) {
+        hn::StoreU(steps_across<kStep>(d, column + r + i, k + 1 < depth ? a.col : 0, rows - r - i),
+                   d, to + i);
       }
     }
   }
 }
 
 // depth × cols <= kTileCols of B as one panel, columns beyond cols as zeros.
-template <class T>
+template <Step kStep, class T>
 void pack_b_rows(const Matrix<T>& b, std::int64_t depth, std::int64_t cols, float* panel) {
   const DF d;
-  if (cols == kTileCols) {
-    for (std::int64_t k = 0; k < depth; ++k) {
-      const T* from = b.at + k * b.row;
-      // The next panel's part of this row, 128 bytes further in f32, is needed when this one is used up.
-      __builtin_prefetch(from + kTileCols, 0, 2);
-      if constexpr (sizeof(T) == 4) __builtin_prefetch(from + kTileCols + kLanes, 0, 2);
-      hn::Store(load(d, from), d, panel + k * kTileCols);
-      hn::Store(load(d, from + kLanes), d, panel + k * kTileCols + kLanes);
-    }
-    return;
-  }
-  for (std::int64_t k = 0; k < depth; ++k) {
+  for (std::int64_t k = 0; k < depth; k += width_of(kStep), panel += kTileCols) {
     const T* from = b.at + k * b.row;
-    const auto part = [&](std::int64_t i) HWY_ATTR {
-      const std::int64_t count = std::clamp<std::int64_t>(cols - i, 0, kLanes);
-      return count == 0 ? hn::Zero(d) : load_n(d, from + i, static_cast<std::size_t>(count));
-    };
-    hn::Store(part(0), d, panel + k * kTileCols);
-    hn::Store(part(kLanes), d, panel + k * kTileCols + kLanes);
+    for (std::int64_t i = k; i < std::min(k + width_of(kStep), depth); ++i) {
+      // The next panel's part of this row, 128 bytes further in f32, is needed when this one is used up.
+      const T* next = b.at + i * b.row + kTileCols;
+      __builtin_prefetch(next, 0, 2);
+      if constexpr (sizeof(T) == 4) __builtin_prefetch(next + kLanes, 0, 2);
+    }
+    for (std::int64_t i = 0; i < kTileCols; i += kLanes) {
+      const VF v = i >= cols ? hn::Zero(d)
+                             : steps_across<kStep>(d, from + i, k + 1 < depth ? b.row : 0, cols - i);
+      hn::Store(v, d, panel + i);
+    }
   }
 }
 
@@ -114,7 +140,7 @@ HWY_INLINE void store_blocks(D d, V v, float* to, std::int64_t step) {
 
 // Columns lie in rows of memory: four of them and a vector of k at a time, turned within blocks of 4 × 4.
 // left: columns from here on; those of the next panel are fetched, and needed when this one is used up.
-template <class T>
+template <Step kStep, class T>
 void pack_b_columns(const Matrix<T>& b, std::int64_t depth, std::int64_t left, float* panel) {
   const std::int64_t cols = std::min(kTileCols, left);
   const DF d;
@@ -129,16 +155,16 @@ void pack_b_columns(const Matrix<T>& b, std::int64_t depth, std::int64_t left, f
     }
     const auto column = [&](std::int64_t i, std::int64_t k) HWY_ATTR {
       if (j + i >= cols) return hn::Zero(d);
-      const T* at = from + i * b.col + k;
-      return k + kLanes <= depth ? load(d, at) : load_n(d, at, static_cast<std::size_t>(depth - k));
+      return steps_along<kStep>(d, from + i * b.col + k, depth - k);
     };
-    for (std::int64_t k = 0; k < depth; k += kLanes) {  // kDepth is a multiple of kLanes
+    float* to = panel + j;
+    // kDepth is a multiple of kLanes
+    for (std::int64_t k = 0; k < depth; k += kLanes * width_of(kStep), to += kLanes * kTileCols) {
       const VF v0 = column(0, k), v1 = column(1, k), v2 = column(2, k), v3 = column(3, k);
       const auto low01 = pair(hn::InterleaveLower(d, v0, v1));
       const auto low23 = pair(hn::InterleaveLower(d, v2, v3));
       const auto high01 = pair(hn::InterleaveUpper(d, v0, v1));
       const auto high23 = pair(hn::InterleaveUpper(d, v2, v3));
-      float* to = panel + k * kTileCols + j;
       const auto put = [&](auto v, std::int64_t i) HWY_ATTR {
         store_blocks(d, hn::BitCast(d, v), to + i * kTileCols, 4 * kTileCols);
       };
@@ -150,10 +176,15 @@ void pack_b_columns(const Matrix<T>& b, std::int64_t depth, std::int64_t left, f
   }
 }
 
-template <class T>
+template <Step kStep, class T>
+void pack_a(const Matrix<T>& a, std::int64_t rows, std::int64_t depth, float* panels) {
+  a.col == 1 ? pack_a_rows<kStep>(a, rows, depth, panels)
+             : pack_a_columns<kStep>(a, rows, depth, panels);
+}
+template <Step kStep, class T>
 void pack_b(const Matrix<T>& b, std::int64_t depth, std::int64_t left, float* panel) {
-  b.col == 1 ? pack_b_rows(b, depth, std::min(kTileCols, left), panel)
-             : pack_b_columns(b, depth, left, panel);
+  b.col == 1 ? pack_b_rows<kStep>(b, depth, std::min(kTileCols, left), panel)
+             : pack_b_columns<kStep>(b, depth, left, panel);
 }
 
 }  // namespace

@@ -96,14 +96,18 @@ void hidden_fwd(const KernelCall& call) {
       float* columns = pieces.take(kMostFew * width);
       float *g = pieces.take(kMostFew * kStrip), *u = pieces.take(kMostFew * kStrip);
       float* room = pieces.take(packed_room(width));
-      for (std::int64_t i = 0; i < block.count; ++i) {
-        const std::int64_t token =
-            pairs.order[static_cast<std::size_t>(block.first + i)] / args.chosen;
-        order_row(x + token * width, width, columns + i * width);
-      }
       const std::int64_t row = block.expert * args.inner + from;
-      packed_products(gate, row, rows, columns, block.count, room, g, kStrip);
-      packed_products(up, row, rows, columns, block.count, room, u, kStrip);
+      const auto multiply = [&](const auto& w, float* out) {
+        const Order order = order_for<T>(w.bits, w.group);
+        for (std::int64_t i = 0; i < block.count; ++i) {
+          const std::int64_t token =
+              pairs.order[static_cast<std::size_t>(block.first + i)] / args.chosen;
+          order_row(order, x + token * width, width, w.group, columns + i * width);
+        }
+        packed_products(w, row, rows, order, columns, block.count, room, out, kStrip);
+      };
+      multiply(gate, g);
+      multiply(up, u);
       const DF d;
       for (std::int64_t i = 0; i < block.count; ++i) {
         float *gi = g + i * kStrip, *ui = u + i * kStrip;
@@ -138,7 +142,7 @@ void out_fwd(const KernelCall& call) {
       float* room = pieces.take(packed_room(args.inner));
       fill_row(0, args.tokens * kStrip, sums);
       for (const Block& block : pairs.blocks) {
-        packed_products(down, block.expert * args.width + from, rows,
+        packed_products(down, block.expert * args.width + from, rows, Order::kF32,
                         active + block.first * args.inner, block.count, room, made, kStrip);
         for (std::int64_t i = 0; i < block.count; ++i) {
           const std::uint32_t pair = pairs.order[static_cast<std::size_t>(block.first + i)];

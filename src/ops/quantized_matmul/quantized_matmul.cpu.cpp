@@ -39,7 +39,10 @@ void quantized_matmul_fwd(const KernelCall& call) {
   const T* x = call.input<T>(0);                        // [m, k]
   T* y = call.output<T>(0);                             // [m, n]
   auto* ordered = static_cast<float*>(call.workspace);  // [m, k]
-  order_row(x, args.m * args.k, ordered);
+  const Order order = order_for<T>(args.bits, args.group);
+  for (std::int64_t m = 0; m < args.m; ++m) {
+    order_row(order, x + m * args.k, args.k, args.group, ordered + m * args.k);
+  }
   with_packed<T>(call, [&](const auto& w) {
     // Whole blocks of rows, so that few are done one by one.
     const std::int64_t each = ceil_div(cpu::rows_per_task(w.words() * 4), 4) * 4;
@@ -50,7 +53,7 @@ void quantized_matmul_fwd(const KernelCall& call) {
       float* room = pieces.take(packed_room(args.k));
       float* sums = pieces.take(args.m * pitch);
       for (std::int64_t m = 0; m < args.m; m += kMostFew) {
-        packed_products(w, first, rows, ordered + m * args.k,
+        packed_products(w, first, rows, order, ordered + m * args.k,
                         std::min<std::int64_t>(kMostFew, args.m - m), room, sums + m * pitch,
                         pitch);
       }

@@ -50,8 +50,8 @@ HWY_NOINLINE void dot_tile(const float* HWY_RESTRICT s, std::int64_t s_row, cons
 #pragma GCC unroll 4
     for (int c = 0; c < kCols; ++c) {
       v[c] = get(l + c * l_col + k);
-      // The same place of the next tile's rows: rows are too short for the machine to see where they go on.
-      if (kRows <= 2) hwy::Prefetch(l + (c + kCols) * l_col + k);
+      // The next tile, in the order of memory: 34 GB/s on two cores, where four rows side by side have 24.
+      hwy::Prefetch(l + kCols * l_col + k * kCols + c * kLanes);
     }
 #pragma GCC unroll 14
     for (int r = 0; r < kRows; ++r) {

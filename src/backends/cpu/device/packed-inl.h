@@ -2,9 +2,14 @@
 // few rows of x. Codes come in packs of 32, which are as many whole words as a code has bits.
 //
 // Codes of 4 and 8 bits are widened in registers, two of them from one lane: those at even places and those at odd
-// ones, so x is put in that order first. Others are spread to bytes before. The products need no more than reading
-// the codes takes: 6 instructions for 32 codes of 4 bits with AVX-512, 9 for 8 bits.
+// ones, so x is put in that order first. Others are spread to bytes before: 6 instructions for 32 codes of 4 bits with
+// AVX-512, 9 for 8 bits.
+//
+// Where the processor multiplies pairs of bf16, x is bf16 and codes have 4 bits, 3 do it: w = s·(q − 8) + (8·s + b), so of
+// each group Σ (q − 8)·x is exact in its products and takes one multiplication by s, and the rest is Σ x of the group,
+// which no row of weights has to find anew.
 #include "backends/cpu/device/rows-inl.h"
+#include "backends/cpu/targets.h"
 
 #include <array>
 #include <type_traits>
@@ -24,7 +29,8 @@ namespace {
 constexpr std::int64_t kPackCodes = 32;
 constexpr int kMostFew = 8;  // rows of x at a time
 
-// Rows are read four at a time, each too short for the processor to look ahead by itself.
+// What is fetched is so many rows further, in the order of memory: rows are read several at a time, and the processor
+// does not look ahead in so many places at once.
 constexpr std::int64_t kRowsAhead = 8;
 
 // Calls fn(integral_constant) for the widths there are, which the host has checked.
@@ -127,6 +133,17 @@ struct Group {
   }
 };
 
+// How x lies for the products: f32, even places before odd ones of every two vectors; or bf16 in the same way, and after
+// them Σ x of each group as f32.
+enum class Order : std::uint8_t { kF32, kPairs };
+constexpr std::int64_t kPairCodes = 64;  // even and odd ones fill a vector of bf16 each
+template <class T>
+Order order_for(int bits, std::int64_t group) {
+  const bool pairs =
+      std::is_same_v<T, BF16> && bits == 4 && group % kPairCodes == 0 && cpu::bf16_dots();
+  return pairs ? Order::kPairs : Order::kF32;
+}
+
 // x of n elements as f32, in the order in which codes are widened. n: whole packs.
 template <class T>
 HWY_INLINE void order_row(const T* x, std::int64_t n, float* out) {
@@ -139,11 +156,42 @@ HWY_INLINE void order_row(const T* x, std::int64_t n, float* out) {
   }
 }
 
+#if HWY_TARGET == HWY_AVX3
+inline void order_pairs(const BF16* x, std::int64_t k, std::int64_t group, float* out) {
+  const DF d;
+  const auto* from = reinterpret_cast<const std::uint16_t*>(x);
+  auto* to = reinterpret_cast<std::uint16_t*>(out);
+  for (std::int64_t i = 0; i < k; i += kPairCodes) {
+    for (std::int64_t j = 0; j < kPairCodes / 2; ++j) {
+      to[i + j] = from[i + 2 * j];
+      to[i + kPairCodes / 2 + j] = from[i + 2 * j + 1];
+    }
+  }
+  float* sums = out + k / 2;
+  for (std::int64_t i = 0; i < k; i += group) {
+    VF sum = hn::Zero(d);
+    each_vector(group, [&](std::int64_t j) HWY_ATTR { sum = hn::Add(sum, load(d, x + i + j)); });
+    sums[i / group] = sum_lanes(d, sum);
+  }
+}
+#endif
+
+// One row of x, k long, for products with weights in such groups; room for k floats.
+template <class T>
+HWY_INLINE void order_row(Order order, const T* x, std::int64_t k, std::int64_t group, float* out) {
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (std::is_same_v<T, BF16>) {
+    if (order == Order::kPairs) return order_pairs(x, k, group, out);
+  }
+#endif
+  order_row(x, k, out);
+}
+
 // Rows of weights; s and b as f32.
 struct CodeRows {
   const std::uint8_t* codes;
   std::int64_t pitch;  // bytes from row to row
-  std::int64_t ahead;  // bytes from what is read to what is fetched
+  std::int64_t ahead;  // bytes from the first row to what is fetched first
   const float *s, *b;  // [row, groups]
   std::int64_t groups, group;
 };
@@ -162,12 +210,14 @@ HWY_NOINLINE void code_products(const CodeRows& w, const float* x, float* sums,
     for (int m = 0; m < kFew; ++m) sum[r][m] = hn::Zero(d);
   }
   const std::uint8_t* p = w.codes;
+  const std::uint8_t* ahead = w.codes + w.ahead;
   for (std::int64_t g = 0; g < w.groups; ++g) {
     Group group[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       group[r].set(d, w.s[r * w.groups + g], w.b[r * w.groups + g]);
-      __builtin_prefetch(p + r * w.pitch + w.ahead);
+      __builtin_prefetch(ahead);
+      ahead += w.group * kBits / 8;
     }
     for (std::int64_t i = 0; i < w.group; i += 2 * lanes) {
 #pragma GCC unroll 8
@@ -192,16 +242,99 @@ HWY_NOINLINE void code_products(const CodeRows& w, const float* x, float* sums,
 }
 
 // Rows of weights at a time: more share what is read of x, as far as the registers go.
-constexpr int rows_beside(int few) {
-  const int sums = HWY_TARGET == HWY_AVX3 ? 16 : 8;
+constexpr int rows_beside(int few, Order order) {
+  const int sums = HWY_TARGET == HWY_AVX3 ? (order == Order::kPairs ? 8 : 16) : 8;
   return std::clamp(sums / few, 1, 4);
 }
 using CodeProducts = void (*)(const CodeRows&, const float*, float*, std::int64_t);
+
+#if HWY_TARGET == HWY_AVX3
+// The same of codes of 4 bits and rows of x in Order::kPairs, K floats apart.
+template <int kFew, int kRows>
+HWY_NOINLINE void pair_products(const CodeRows& w, const float* x, float* sums,
+                                std::int64_t pitch) {
+  const DF d;
+  const std::int64_t k = w.groups * w.group;
+  // q − 8 as bf16, twice: a lookup reads 5 bits, of which the fifth belongs to the next code.
+  HWY_ALIGN std::uint16_t numbers[32];
+  for (int q = 0; q < 32; ++q) {
+    numbers[q] = detail::bf16_bits(static_cast<float>(q % 16 - 8));
+  }
+  const __m512i table = _mm512_load_si512(numbers);
+  VF sum[kRows][kFew];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int m = 0; m < kFew; ++m) sum[r][m] = hn::Zero(d);
+  }
+  const std::uint8_t* p = w.codes;
+  const std::uint8_t* ahead = w.codes + w.ahead;
+  const float* at = x;
+  for (std::int64_t g = 0; g < w.groups; ++g) {
+    VF part[kRows][kFew];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      __builtin_prefetch(ahead);
+      ahead += w.group / 2;
+#pragma GCC unroll 8
+      for (int m = 0; m < kFew; ++m) part[r][m] = hn::Zero(d);
+    }
+    for (std::int64_t i = 0; i < w.group; i += kPairCodes) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const __m512i both = _mm512_cvtepu8_epi16(
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + r * w.pitch)));
+        const __m512i even = _mm512_permutexvar_epi16(both, table);
+        const __m512i odd = _mm512_permutexvar_epi16(_mm512_srli_epi16(both, 4), table);
+#pragma GCC unroll 8
+        for (int m = 0; m < kFew; ++m) {
+          part[r][m] = add_pairs(part[r][m], even, _mm512_loadu_si512(at + m * k));
+          part[r][m] = add_pairs(part[r][m], odd, _mm512_loadu_si512(at + m * k + 16));
+        }
+      }
+      at += kPairCodes / 2;
+      p += kPairCodes / 2;
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const VF s = hn::Set(d, w.s[r * w.groups + g]);
+#pragma GCC unroll 8
+      for (int m = 0; m < kFew; ++m) sum[r][m] = hn::MulAdd(s, part[r][m], sum[r][m]);
+    }
+  }
+  const VF eight = hn::Set(d, 8.0F);
+  for (std::int64_t g = 0; g < w.groups; g += kUnit) {
+    const auto count = static_cast<std::size_t>(std::min<std::int64_t>(kUnit, w.groups - g));
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const std::int64_t from = r * w.groups + g;
+      const VF b = hn::MulAdd(eight, load_n(d, w.s + from, count), load_n(d, w.b + from, count));
+#pragma GCC unroll 8
+      for (int m = 0; m < kFew; ++m) {
+        sum[r][m] = hn::MulAdd(b, load_n(d, x + m * k + k / 2 + g, count), sum[r][m]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int m = 0; m < kFew; ++m) sums[m * pitch + r] = sum_lanes(d, sum[r][m]);
+  }
+}
+template <bool kOneRow>
+constexpr std::array<CodeProducts, kMostFew> kPairProducts =
+    []<int... kFew>(std::integer_sequence<int, kFew...>) {
+      return std::array<CodeProducts, kMostFew>{
+          (&pair_products<kFew + 1, (kOneRow ? 1 : rows_beside(kFew + 1, Order::kPairs))>)...};
+    }(std::make_integer_sequence<int, kMostFew>());
+#endif
+
 template <int kBits, bool kOneRow>
 constexpr std::array<CodeProducts, kMostFew> kCodeProducts =
     []<int... kFew>(std::integer_sequence<int, kFew...>) {
       return std::array<CodeProducts, kMostFew>{
-          (&code_products<kBits, kFew + 1, (kOneRow ? 1 : rows_beside(kFew + 1))>)...};
+          (&code_products<kBits, kFew + 1,
+                          (kOneRow ? 1 : rows_beside(kFew + 1, Order::kF32))>)...};
     }(std::make_integer_sequence<int, kMostFew>());
 
 // Weights as they are stored: codes [N, K·bits/32], scales and biases [N, K/group].
@@ -220,20 +353,29 @@ struct Packed {
 // Floats of room that packed_products needs.
 inline std::int64_t packed_room(std::int64_t k) { return 2 * in_units(4 * (k / 32)) + in_units(k); }
 
-// out [few, pitch] = x·wᵀ for rows [row, row + rows) of the weights and few <= kMostFew rows of x, ordered. A sum
-// does not depend on the rows beside it.
+// Which of them: codes of 4 bits or bytes, rows one by one or several.
+HWY_INLINE CodeProducts products_of(Order order, bool nibbles, bool one_row, std::int64_t few) {
+  const auto which = static_cast<std::size_t>(few - 1);
+#if HWY_TARGET == HWY_AVX3
+  if (order == Order::kPairs) return one_row ? kPairProducts<true>[which] : kPairProducts<false>[which];
+#endif
+  if (one_row) return nibbles ? kCodeProducts<4, true>[which] : kCodeProducts<8, true>[which];
+  return nibbles ? kCodeProducts<4, false>[which] : kCodeProducts<8, false>[which];
+}
+
+// out [few, pitch] = x·wᵀ for rows [row, row + rows) of the weights and few <= kMostFew rows of x, in the order given. A
+// sum does not depend on the rows beside it.
 template <class S>
 HWY_NOINLINE void packed_products(const Packed<S>& w, std::int64_t row, std::int64_t rows,
-                                  const float* x, std::int64_t few, float* room, float* out,
-                                  std::int64_t pitch) {
+                                  Order order, const float* x, std::int64_t few, float* room,
+                                  float* out, std::int64_t pitch) {
   const std::int64_t groups = w.groups();
   Pieces pieces{room};
   float *s = pieces.take(4 * (w.k / 32)), *b = pieces.take(4 * (w.k / 32));
   auto* bytes = reinterpret_cast<std::uint8_t*>(pieces.take(w.k));
   const bool nibbles = w.bits == 4, whole = nibbles || w.bits == 8;
-  const auto which = static_cast<std::size_t>(few - 1);
   for (std::int64_t i = 0; i < rows;) {
-    const std::int64_t beside = rows_beside(static_cast<int>(few));
+    const std::int64_t beside = rows_beside(static_cast<int>(few), order);
     const std::int64_t count = i + beside <= rows ? beside : 1;
     const std::uint32_t* codes = w.codes + (row + i) * w.words();
     load_row(w.scales + (row + i) * groups, count * groups, s);
@@ -251,10 +393,7 @@ HWY_NOINLINE void packed_products(const Packed<S>& w, std::int64_t row, std::int
       some.pitch = w.k;
       some.ahead = 0;
     }
-    const auto& products = count == 1
-                               ? (nibbles ? kCodeProducts<4, true> : kCodeProducts<8, true>)
-                               : (nibbles ? kCodeProducts<4, false> : kCodeProducts<8, false>);
-    products[which](some, x, out + i, pitch);
+    products_of(order, nibbles, count == 1, few)(some, x, out + i, pitch);
     i += count;
   }
 }

@@ -387,6 +387,16 @@ HWY_INLINE Sigmoid sigmoid(DF d, T type, VF z) {
   return {hn::IfThenElse(negative, small, large), hn::IfThenElse(negative, large, small)};
 }
 
+#if HWY_TARGET == HWY_AVX3
+// Each lane of a and b is a pair of bf16: sum + a₁·b₁ + a₀·b₀, in f32 but for subnormal numbers, which count as 0. To be
+// called where cpu::bf16_dots() says so. Written as assembly because the compiler's own form asks for the instruction
+// set of every function around it.
+HWY_INLINE VF add_pairs(VF sum, __m512i a, __m512i b) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a), "v"(b));
+  return sum;
+}
+#endif
+
 HWY_INLINE float sum_lanes(DF d, VF v) { return hn::GetLane(hn::SumOfLanes(d, v)); }
 HWY_INLINE float max_lanes(DF d, VF v) { return hn::GetLane(hn::MaxOfLanes(d, v)); }
 
