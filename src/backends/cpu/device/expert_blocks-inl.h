@@ -30,8 +30,6 @@ constexpr std::int64_t kPitch = row_pitch(kColumns);
 constexpr std::int64_t kTurned =
     row_pitch(kStrip);                   // from pair to pair of a strip's products, turned
 constexpr std::int64_t kChannels = 128;  // of what adds up, in a task
-// Pairs of an expert, or fewer: forward nothing is turned, weights go by once.
-constexpr std::int64_t kFew = 8;
 static_assert(kColumns * kTurned <= kPartRoom,
               "products are turned where a part of the weights was");
 
@@ -60,7 +58,6 @@ struct Block {
   std::int64_t expert, first, count;
   std::int64_t columns;  // of all blocks before, as far apart as pitch() says
   std::int64_t pitch() const { return row_pitch(count); }
-  bool few() const { return count <= kFew; }
 };
 
 struct Pairs {
@@ -125,12 +122,12 @@ HWY_INLINE void load_columns(const Block& b, std::int64_t width, const Row& row,
   }
 }
 
-// Columns of every block for sums over experts, made by make(place, line, room): line and room are [height] of f32. Those
-// of few pairs are rows for prepare(line, row), height apart, if that is given.
+// Columns of every block for sums over experts, made by make(place, line, room): line and room are [height] of f32. Of
+// blocks with no more pairs than `few` they stay rows, put by prepare(line, row), height apart.
 struct NoRows {};
 template <ProductStep kStep, class Make, class Prepare = NoRows>
 void all_columns(const std::vector<Block>& blocks, std::int64_t height, const Make& make,
-                 float* columns, const Prepare& prepare = {}) {
+                 float* columns, std::int64_t few = 0, const Prepare& prepare = {}) {
   const std::int64_t apart = row_pitch(height), steps = height / width_of(kStep);
   parallel_for(static_cast<std::int64_t>(blocks.size()), [&](std::int64_t task) {
     const Block& b = blocks[static_cast<std::size_t>(task)];
@@ -138,11 +135,11 @@ void all_columns(const std::vector<Block>& blocks, std::int64_t height, const Ma
     float *made = lines + kUnit * apart, *room = made + apart;
     float* out = columns + b.columns * height;
     if constexpr (!std::is_same_v<Prepare, NoRows>) {
-      for (std::int64_t i = 0; b.few() && i < b.count; ++i) {
+      for (std::int64_t i = 0; b.count <= few && i < b.count; ++i) {
         make(b.first + i, made, room);
         prepare(made, out + i * height);
       }
-      if (b.few()) return;
+      if (b.count <= few) return;
     }
     for (std::int64_t i = 0; i < b.count; i += kUnit) {
       for (std::int64_t k = 0; k < kUnit; ++k) {

@@ -37,8 +37,8 @@ HWY_INLINE void hidden_of_few(const Block& b, const Pairs& pairs, const T* x, co
                               std::int64_t from, std::int64_t rows, int which, H* hidden) {
   const auto [inner, width] = std::pair(pairs.shape.inner, pairs.shape.width);
   const std::int64_t apart = w.few_pitch();
-  Pieces pieces{cpu::thread_scratch(kFew * (apart + kStrip) + w.few_room())};
-  float *lines = pieces.take(kFew * apart), *out = pieces.take(kFew * kStrip);
+  Pieces pieces{cpu::thread_scratch(b.count * (apart + kStrip) + w.few_room() + 64)};
+  float *lines = pieces.take(b.count * apart), *out = pieces.take(b.count * kStrip);
   for (std::int64_t i = 0; i < b.count; ++i) {
     w.prepare(x + pairs.token(b.first + i) * width, lines + i * apart);
   }
@@ -79,8 +79,9 @@ HWY_INLINE void hidden_of_block(const Block& b, const Pairs& pairs, const T* x, 
 template <class T, class H, class W>
 void expert_hidden(const Pairs& pairs, const T* x, const W& gate, const W& up, H* hidden) {
   const std::int64_t inner = pairs.shape.inner, strips = ceil_div(inner, kStrip);
+  const std::int64_t most = std::min(gate.most_few(), up.most_few());
   std::vector<Block> few, blocks;
-  for (const Block& b : pairs.blocks()) (b.few() ? few : blocks).push_back(b);
+  for (const Block& b : pairs.blocks()) (b.count <= most ? few : blocks).push_back(b);
   parallel_for(static_cast<std::int64_t>(few.size()) * 2 * strips, [&](std::int64_t task) {
     const std::int64_t from = task % strips * kStrip;
     const int which = static_cast<int>(task / strips % 2);
@@ -111,13 +112,13 @@ void expert_out(const Pairs& pairs, const H* hidden, const T* scores, const W& d
         [&](std::int64_t place, float* line, float* g) {
           activate(hidden + place * 2 * inner, inner, 0, inner, g, line);
         },
-        columns, [&](const float* line, float* row) { down.prepare(line, row); });
+        columns, down.most_few(), [&](const float* line, float* row) { down.prepare(line, row); });
     add_up(
         pairs, blocks, inner, columns, down.few_room(),
         [&](const Block& b, std::int64_t row, std::int64_t rows, const float* a, float* room,
             float* out) {
           const std::int64_t from = b.expert * width + row;
-          if (b.few()) {
+          if (b.count <= down.most_few()) {
             down.template few<float>(from, rows, a, inner, b.count, room, out, kStrip);
             return Made{out, kStrip};
           }

@@ -3,7 +3,8 @@
 //   lines   a part as f32, zeros up to whole units
 //   pairs   the same as pairs of bf16, where kStep of the product is ProductStep::kPair
 //   lies    whether a part can be used where it is: then factor says how
-//   prepare, few   for a few rows of x, as prepare puts them: weights are read once and as they lie
+//   prepare, few   for most_few rows of x or fewer, as prepare puts them: nothing is turned, weights are read once and as
+//                  they lie
 #include "backends/cpu/device/dots-inl.h"
 #include "backends/cpu/device/products-inl.h"
 
@@ -59,6 +60,7 @@ struct PlainWeights {
     }
   }
 
+  static std::int64_t most_few() { return 8; }
   std::int64_t few_pitch() const { return row_pitch(k); }
   std::int64_t few_room() const { return 0; }
   template <class X>
