@@ -12,11 +12,9 @@ namespace {
 constinit const KernelHandle kHidden("quantized_experts_hidden_fwd");
 constinit const KernelHandle kOut("quantized_experts_out_fwd");
 constinit const KernelHandle kOrder("quantized_experts_order");
-constinit const KernelHandle kSortedHidden("quantized_experts_sorted_hidden_fwd");
-constinit const KernelHandle kSortedOut("quantized_experts_sorted_out_fwd");
-constinit const KernelHandle kHiddenBack("quantized_experts_sorted_hidden_bwd");
-constinit const KernelHandle kXBack("quantized_experts_sorted_x_bwd");
-constinit const KernelHandle kParamsBack("quantized_experts_sorted_params_bwd");
+constinit const KernelHandle kHiddenBack("quantized_experts_hidden_bwd");
+constinit const KernelHandle kXBack("quantized_experts_x_bwd");
+constinit const KernelHandle kParamsBack("quantized_experts_params_bwd");
 
 // Pairs for each expert up to which CUDA reads codes for each pair. Unpacking costs as much as reading an expert's
 // codes about 9 times, and the products come on top.
@@ -59,11 +57,11 @@ ExpertsResult forward_sorted(CommandEncoder& encoder, const Tensor& x, const Exp
   const QuantizedWeight gate = dense(encoder, weights.gate), up = dense(encoder, weights.up),
                         down = dense(encoder, weights.down);
   encoder.dispatch(kOrder, DType::kU32, args, {route.indices}, {result.order});
-  encoder.dispatch(kSortedHidden, x.dtype(), args,
+  encoder.dispatch(kHidden, x.dtype(), args,
                    {rows, result.order, route.offsets, gate.codes, gate.scales, gate.biases,
                     up.codes, up.scales, up.biases},
                    {result.hidden});
-  encoder.dispatch(kSortedOut, x.dtype(), args,
+  encoder.dispatch(kOut, x.dtype(), args,
                    {result.hidden, result.order, route.offsets, route.scores, down.codes,
                     down.scales, down.biases},
                    {result.y});

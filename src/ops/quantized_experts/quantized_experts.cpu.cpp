@@ -120,7 +120,7 @@ std::size_t x_room(const void* args) {
 void register_quantized_experts(KernelRegistry& registry) {
   registry.add(Backend::kCpu, "quantized_experts_order_u32", order);
   const auto add = [&]<class T>(T, const std::string& type) {
-    const std::string name = "quantized_experts_sorted_";
+    const std::string name = "quantized_experts_";
     registry.add(Backend::kCpu, name + "hidden_fwd_" + type, hidden_fwd<T>);
     registry.add(Backend::kCpu, name + "out_fwd_" + type, out_fwd<T>, out_room);
     registry.add(Backend::kCpu, name + "hidden_bwd_" + type, hidden_bwd<T>);
