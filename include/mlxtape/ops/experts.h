@@ -10,7 +10,8 @@
 //            (t, j) in the order of their experts, hidden [T·k, 2, I].
 // Types      x, scores, weights, y: f32, f16, bf16, all alike; indices, offsets: u32. Sums are f32; g, u, their
 //            gradients and the results are rounded once. On CUDA in 16 bits, with H and I multiples of 8, so are a,
-//            scores·a, and what each pair adds to y and dx.
+//            scores·a, and what each pair adds to y and dx; on a CPU that multiplies pairs of bf16 so is a, in y, where
+//            I is even and an expert has more than 8 pairs.
 // Cost       forward 6·H·I operations for each pair, backward 12. On the CPU weights are read once for each 128 pairs
 //            of their expert, and nothing of size [T·k, H] is stored; on CUDA it is scratch.
 // Limits     1 ≤ E ≤ 1024, 1 ≤ k ≤ 64, T·k < 2^32. offsets must be those of indices: pairs are put by the indices,

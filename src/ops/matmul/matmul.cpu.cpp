@@ -95,7 +95,7 @@ Plan::Plan(const MatmulArgs& args) {
 // ---- one tile ----
 
 using MicroFn = void (*)(const float*, const float*, std::int64_t, float*, std::int64_t, bool);
-template <PanelA kForm, Step kStep>
+template <PanelA kForm, ProductStep kStep>
 constexpr auto kMicro = table_of(std::make_index_sequence<kTileRows>(), [](auto n) {
   return static_cast<MicroFn>(micro<n(), kForm, kStep>);
 });
@@ -118,7 +118,7 @@ void finish_rows(const Part<T>& p, const Finish<T, O>& finish, std::int64_t row,
   }
 }
 
-template <Step kStep, class T, class O>
+template <ProductStep kStep, class T, class O>
 void run_tile(const Part<T>& p, const Finish<T, O>& finish) {
   constexpr std::int64_t kWidth = width_of(kStep);
   const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(p.depth, kWidth * kDepth));
@@ -164,10 +164,10 @@ template <class T, class O>
 void run_tile(const Part<T>& p, const Finish<T, O>& finish) {
 #if HWY_TARGET == HWY_AVX3
   if constexpr (std::is_same_v<T, BF16>) {
-    if (cpu::bf16_dots()) return run_tile<Step::kPair>(p, finish);
+    if (cpu::bf16_dots()) return run_tile<ProductStep::kPair>(p, finish);
   }
 #endif
-  run_tile<Step::kNumber>(p, finish);
+  run_tile<ProductStep::kNumber>(p, finish);
 }
 
 template <class T, class O>

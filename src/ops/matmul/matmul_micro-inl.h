@@ -1,6 +1,6 @@
 // The innermost loop of the CPU's matmul: a tile of C that stays in registers, from panels of A and B
 // that were copied to where every address is a constant away from a moving pointer.
-#include "backends/cpu/device/simd-inl.h"
+#include "backends/cpu/device/steps-inl.h"
 
 #include <utility>
 
@@ -26,11 +26,7 @@ constexpr std::int64_t kTileRows = 6;
 constexpr std::int64_t kLanes = hn::MaxLanes(DF());
 constexpr std::int64_t kTileCols = 2 * kLanes;
 
-// What a panel holds of a row or column at one place: a number of k as f32, or a pair of bf16, those of k and k + 1, where
-// the processor multiplies them at once (add_pairs). Both have 4 bytes, so everything below counts such steps.
-enum class Step : std::uint8_t { kNumber, kPair };
-constexpr std::int64_t width_of(Step step) { return step == Step::kPair ? 2 : 1; }  // of k
-
+// A panel holds steps (backends/cpu/device/steps-inl.h), and everything below counts them.
 // Of the steps as many as one panel of B [kDepth, kTileCols] in the first-level cache allows, 32 KiB of 48.
 constexpr std::int64_t kDepth = 256;
 
@@ -41,18 +37,8 @@ constexpr std::int64_t kRowPitch = kDepth + 16;
 constexpr std::int64_t kPanelA = kTileRows * kRowPitch;  // floats; enough for columns, too
 constexpr std::int64_t kPanelB = kDepth * kTileCols;
 
-template <Step kStep>
-HWY_INLINE VF add_product(VF a, VF b, VF sum) {
-#if HWY_TARGET == HWY_AVX3
-  if constexpr (kStep == Step::kPair) {
-    return add_pairs(sum, _mm512_castps_si512(a.raw), _mm512_castps_si512(b.raw));
-  }
-#endif
-  return hn::MulAdd(a, b, sum);
-}
-
 // c [kRows, kTileCols] (+)= A panel · B panel over depth steps. c: rows pitch apart.
-template <int kRows, PanelA kForm, Step kStep>
+template <int kRows, PanelA kForm, ProductStep kStep>
 HWY_NOINLINE void micro(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
                         std::int64_t depth, float* HWY_RESTRICT c, std::int64_t pitch, bool add) {
   constexpr std::int64_t kRow = kForm == PanelA::kRows ? kRowPitch : 1;

@@ -1,5 +1,6 @@
 // Copies of parts of A and B, as f32 or pairs of bf16, in the order in which the innermost loop of the CPU's matmul reads
 // them (matmul_micro-inl.h). depth counts k; the last pair of an odd one is filled up with 0.
+#include "backends/cpu/device/turn-inl.h"
 #include "matmul_micro-inl.h"
 
 // Per-target include guard: Highway flips the toggle for each target.
@@ -43,27 +44,27 @@ HWY_INLINE void fetch_row(const T* row, std::int64_t n) {
 }
 
 // A vector of steps from a row of memory that has count numbers left: neighbours are along k.
-template <Step kStep, class T>
+template <ProductStep kStep, class T>
 HWY_INLINE VF steps_along(DF d, const T* from, std::int64_t count) {
-  if constexpr (kStep == Step::kPair) {
+  if constexpr (kStep == ProductStep::kPair) {
     const hn::Repartition<std::uint16_t, DF> halves;
     const auto* at = reinterpret_cast<const std::uint16_t*>(from);
-    return hn::BitCast(d, count >= 2 * kLanes
-                              ? hn::LoadU(halves, at)
-                              : hn::MaskedLoad(hn::FirstN(halves, static_cast<std::size_t>(count)),
-                                               halves, at));
+    return hn::BitCast(
+        d, count >= 2 * kLanes
+               ? hn::LoadU(halves, at)
+               : hn::MaskedLoad(hn::FirstN(halves, static_cast<std::size_t>(count)), halves, at));
   } else {
     return count >= kLanes ? load(d, from) : load_n(d, from, static_cast<std::size_t>(count));
   }
 }
 // The same where neighbours are across k, and the next k lies `next` further; 0: there is none.
-template <Step kStep, class T>
+template <ProductStep kStep, class T>
 HWY_INLINE VF steps_across(DF d, const T* from, std::int64_t next, std::int64_t count) {
   const auto get = [&](const T* at) HWY_ATTR {
     return count >= kLanes ? load(d, at) : load_n(d, at, static_cast<std::size_t>(count));
   };
   const VF first = get(from);
-  if constexpr (kStep == Step::kNumber) {
+  if constexpr (kStep == ProductStep::kNumber) {
     return first;
   } else {  // bf16 as f32 is its upper half
     const auto low = hn::ShiftRight<16>(hn::BitCast(DU(), first));
@@ -73,7 +74,7 @@ HWY_INLINE VF steps_across(DF d, const T* from, std::int64_t next, std::int64_t 
 
 // rows × depth of A as panels of kTileRows rows.
 constexpr std::int64_t kRowsAhead = 4;
-template <Step kStep, class T>
+template <ProductStep kStep, class T>
 void pack_a_rows(const Matrix<T>& a, std::int64_t rows, std::int64_t depth, float* panels) {
   const DF d;
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -85,7 +86,7 @@ void pack_a_rows(const Matrix<T>& a, std::int64_t rows, std::int64_t depth, floa
     }
   }
 }
-template <Step kStep, class T>
+template <ProductStep kStep, class T>
 void pack_a_columns(const Matrix<T>& a, std::int64_t rows, std::int64_t depth, float* panels) {
   constexpr std::int64_t kWidth = width_of(kStep);
   const DF d;
@@ -106,7 +107,7 @@ void pack_a_columns(const Matrix<T>& a, std::int64_t rows, std::int64_t depth, f
 }
 
 // depth × cols <= kTileCols of B as one panel, columns beyond cols as zeros.
-template <Step kStep, class T>
+template <ProductStep kStep, class T>
 void pack_b_rows(const Matrix<T>& b, std::int64_t depth, std::int64_t cols, float* panel) {
   const DF d;
   for (std::int64_t k = 0; k < depth; k += width_of(kStep), panel += kTileCols) {
@@ -118,36 +119,20 @@ void pack_b_rows(const Matrix<T>& b, std::int64_t depth, std::int64_t cols, floa
       if constexpr (sizeof(T) == 4) __builtin_prefetch(next + kLanes, 0, 2);
     }
     for (std::int64_t i = 0; i < kTileCols; i += kLanes) {
-      const VF v = i >= cols ? hn::Zero(d)
-                             : steps_across<kStep>(d, from + i, k + 1 < depth ? b.row : 0, cols - i);
+      const VF v = i >= cols
+                       ? hn::Zero(d)
+                       : steps_across<kStep>(d, from + i, k + 1 < depth ? b.row : 0, cols - i);
       hn::Store(v, d, panel + i);
     }
   }
 }
 
-// Each block of four lanes to a place of its own, step apart.
-template <class D, class V>
-HWY_INLINE void store_blocks(D d, V v, float* to, std::int64_t step) {
-  if constexpr (hn::MaxLanes(D()) <= 4) {
-    hn::StoreU(v, d, to);
-  } else {
-    const hn::Half<D> half;
-    store_blocks(half, hn::LowerHalf(half, v), to, step);
-    store_blocks(half, hn::UpperHalf(half, v),
-                 to + static_cast<std::int64_t>(hn::MaxLanes(half)) / 4 * step, step);
-  }
-}
-
-// Columns lie in rows of memory: four of them and a vector of k at a time, turned within blocks of 4 × 4.
+// Columns lie in rows of memory: four of them and a vector of k at a time.
 // left: columns from here on; those of the next panel are fetched, and needed when this one is used up.
-template <Step kStep, class T>
+template <ProductStep kStep, class T>
 void pack_b_columns(const Matrix<T>& b, std::int64_t depth, std::int64_t left, float* panel) {
   const std::int64_t cols = std::min(kTileCols, left);
   const DF d;
-  const hn::Repartition<double, DF> pairs;
-  const auto pair = [&](VF v) HWY_ATTR {
-    return hn::BitCast(pairs, v);
-  };
   for (std::int64_t j = 0; j < kTileCols; j += 4) {
     const T* from = b.at + j * b.col;
     for (std::int64_t i = j + kTileCols; i < std::min(j + kTileCols + 4, left); ++i) {
@@ -160,28 +145,17 @@ void pack_b_columns(const Matrix<T>& b, std::int64_t depth, std::int64_t left, f
     float* to = panel + j;
     // kDepth is a multiple of kLanes
     for (std::int64_t k = 0; k < depth; k += kLanes * width_of(kStep), to += kLanes * kTileCols) {
-      const VF v0 = column(0, k), v1 = column(1, k), v2 = column(2, k), v3 = column(3, k);
-      const auto low01 = pair(hn::InterleaveLower(d, v0, v1));
-      const auto low23 = pair(hn::InterleaveLower(d, v2, v3));
-      const auto high01 = pair(hn::InterleaveUpper(d, v0, v1));
-      const auto high23 = pair(hn::InterleaveUpper(d, v2, v3));
-      const auto put = [&](auto v, std::int64_t i) HWY_ATTR {
-        store_blocks(d, hn::BitCast(d, v), to + i * kTileCols, 4 * kTileCols);
-      };
-      put(hn::InterleaveLower(pairs, low01, low23), 0);
-      put(hn::InterleaveUpper(pairs, low01, low23), 1);
-      put(hn::InterleaveLower(pairs, high01, high23), 2);
-      put(hn::InterleaveUpper(pairs, high01, high23), 3);
+      turn_four(d, column(0, k), column(1, k), column(2, k), column(3, k), to, kTileCols);
     }
   }
 }
 
-template <Step kStep, class T>
+template <ProductStep kStep, class T>
 void pack_a(const Matrix<T>& a, std::int64_t rows, std::int64_t depth, float* panels) {
   a.col == 1 ? pack_a_rows<kStep>(a, rows, depth, panels)
              : pack_a_columns<kStep>(a, rows, depth, panels);
 }
-template <Step kStep, class T>
+template <ProductStep kStep, class T>
 void pack_b(const Matrix<T>& b, std::int64_t depth, std::int64_t left, float* panel) {
   b.col == 1 ? pack_b_rows<kStep>(b, depth, std::min(kTileCols, left), panel)
              : pack_b_columns<kStep>(b, depth, left, panel);

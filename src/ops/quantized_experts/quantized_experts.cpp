@@ -11,6 +11,10 @@ namespace {
 
 constinit const KernelHandle kHidden("quantized_experts_hidden_fwd");
 constinit const KernelHandle kOut("quantized_experts_out_fwd");
+constinit const KernelHandle kOrder("quantized_experts_order");
+constinit const KernelHandle kHiddenBack("quantized_experts_hidden_bwd");
+constinit const KernelHandle kXBack("quantized_experts_x_bwd");
+constinit const KernelHandle kParamsBack("quantized_experts_params_bwd");
 
 // Pairs for each expert up to which CUDA reads codes for each pair. Unpacking costs as much as reading an expert's
 // codes about 9 times, and the products come on top.
@@ -31,9 +35,104 @@ QuantizedWeight dense(CommandEncoder& encoder, const QuantizedWeight& w) {
           w.bits, w.group_size};
 }
 
+ExpertRoute dense(CommandEncoder& encoder, const ExpertRoute& route) {
+  return {encoder.contiguous(route.indices), encoder.contiguous(route.scores),
+          encoder.contiguous(route.offsets)};
+}
+
+// On a CPU. hidden is kept in the type of x where a gradient will read it, else in f32.
+ExpertsResult forward_sorted(CommandEncoder& encoder, const Tensor& x, const ExpertRoute& given,
+                             const QuantizedExpertWeights& weights, DType hidden) {
+  QuantizedExpertsArgs args = args_of(x, given, weights);
+  args.wide_hidden = hidden == DType::kF32 ? 1 : 0;
+  const std::int64_t pairs = args.tokens * args.chosen;
+  ExpertsResult result{encoder.empty_like(x), encoder.empty({pairs, 2, args.inner}, hidden),
+                       encoder.empty({pairs}, DType::kU32)};
+  if (x.size() == 0 || args.inner == 0) {  // a sum of nothing
+    result.y = encoder.zeros(x.shape(), x.dtype());
+    return result;
+  }
+  const Tensor rows = encoder.contiguous(x);
+  const ExpertRoute route = dense(encoder, given);
+  const QuantizedWeight gate = dense(encoder, weights.gate), up = dense(encoder, weights.up),
+                        down = dense(encoder, weights.down);
+  encoder.dispatch(kOrder, DType::kU32, args, {route.indices}, {result.order});
+  encoder.dispatch(kHidden, x.dtype(), args,
+                   {rows, result.order, route.offsets, gate.codes, gate.scales, gate.biases,
+                    up.codes, up.scales, up.biases},
+                   {result.hidden});
+  encoder.dispatch(kOut, x.dtype(), args,
+                   {result.hidden, result.order, route.offsets, route.scores, down.codes,
+                    down.scales, down.biases},
+                   {result.y});
+  return result;
+}
+
+struct Gradients {
+  Tensor dx, dscores;
+  DequantizeGradients params[3];  // of gate, up, down
+};
+
+// Its gradients: those of scales and biases without ones of the weights.
+Gradients backward_sorted(CommandEncoder& encoder, const Tensor& x, const ExpertRoute& given,
+                          const QuantizedExpertWeights& weights, const ExpertsResult& result,
+                          const Tensor& dy, const ExpertsWanted& wanted) {
+  const QuantizedExpertsArgs args = args_of(x, given, weights);
+  const QuantizedWeight w[] = {dense(encoder, weights.gate), dense(encoder, weights.up),
+                               dense(encoder, weights.down)};
+  const auto& [gate, up, down] = w;
+  const bool nothing = x.size() == 0 || args.inner == 0;
+  const auto room = [&](const Tensor& like) {
+    return nothing ? encoder.zeros(like.shape(), like.dtype()) : encoder.empty_like(like);
+  };
+  Gradients grads;
+  grads.dscores = room(given.scores);
+  if (wanted.x) grads.dx = room(x);
+  for (std::size_t i = 0; wanted.weights && i < 3; ++i) {
+    grads.params[i] = {room(w[i].scales), room(w[i].biases)};
+  }
+  if (nothing) return grads;
+  const ExpertRoute route = dense(encoder, given);
+  const Tensor rows = encoder.contiguous(x), dy_rows = encoder.contiguous(dy);
+  const Tensor d_hidden = encoder.empty_like(result.hidden);
+  encoder.dispatch(kHiddenBack, x.dtype(), args,
+                   {dy_rows, result.hidden, result.order, route.offsets, route.scores, down.codes,
+                    down.scales, down.biases},
+                   {d_hidden, grads.dscores});
+  if (wanted.x) {
+    encoder.dispatch(kXBack, x.dtype(), args,
+                     {d_hidden, result.order, route.offsets, gate.codes, gate.scales, gate.biases,
+                      up.codes, up.scales, up.biases},
+                     {grads.dx});
+  }
+  if (wanted.weights) {
+    encoder.dispatch(
+        kParamsBack, x.dtype(), args,
+        {rows, dy_rows, result.hidden, d_hidden, result.order, route.offsets, route.scores,
+         gate.codes, up.codes, down.codes},
+        {grads.params[0].d_scales, grads.params[0].d_biases, grads.params[1].d_scales,
+         grads.params[1].d_biases, grads.params[2].d_scales, grads.params[2].d_biases});
+  }
+  return grads;
+}
+
 ExpertWeights unpacked(CommandEncoder& encoder, const QuantizedExpertWeights& w, DType dtype) {
   return {dequantize(encoder, w.gate, dtype), dequantize(encoder, w.up, dtype),
           dequantize(encoder, w.down, dtype)};
+}
+
+// The same on CUDA, which unpacks all weights and makes their gradients in full.
+Gradients backward_unpacked(CommandEncoder& encoder, const Tensor& x, const ExpertRoute& route,
+                            const QuantizedExpertWeights& weights, const ExpertsResult& result,
+                            const Tensor& dy, const ExpertsWanted& wanted) {
+  const ExpertsGradients grads = experts_backward(
+      encoder, x, route, unpacked(encoder, weights, x.dtype()), result, dy, wanted);
+  if (!wanted.weights) return {grads.dx, grads.dscores, {}};
+  return {grads.dx,
+          grads.dscores,
+          {dequantize_backward(encoder, weights.gate, grads.dgate),
+           dequantize_backward(encoder, weights.up, grads.dup),
+           dequantize_backward(encoder, weights.down, grads.ddown)}};
 }
 
 }  // namespace
@@ -73,10 +172,13 @@ Tensor quantized_experts(CommandEncoder& encoder, const Tensor& x, const ExpertR
   require(quantized_experts_check(x, route, weights));
   const QuantizedExpertsArgs args = args_of(x, route, weights);
   const std::int64_t pairs = args.tokens * args.chosen;
+  if (encoder.backend() == Backend::kCpu) {
+    return forward_sorted(encoder, x, route, weights, DType::kF32).y;
+  }
   if (pairs == 0 || args.width == 0 || args.inner == 0) {
     return encoder.zeros(x.shape(), x.dtype());
   }
-  if (encoder.backend() == Backend::kCuda && pairs > kFewPairs * args.experts) {
+  if (pairs > kFewPairs * args.experts) {
     return experts(encoder, x, route, unpacked(encoder, weights, x.dtype())).y;
   }
   const Tensor rows = encoder.contiguous(x), indices = encoder.contiguous(route.indices);
@@ -109,18 +211,20 @@ void quantized_experts_pullback(Pullback& pullback) {
   // Inputs: x, scores, then scales and biases of gate, up, down.
   ExpertsWanted wanted{pullback.needs(0), false};
   for (std::size_t i = 2; i < 8; ++i) wanted.weights = wanted.weights || pullback.needs(i);
-  const ExpertsGradients grads =
-      experts_backward(encoder, saved[0], {saved[1], saved[2], saved[3]},
-                       unpacked(encoder, {weight(0), weight(1), weight(2)}, saved[0].dtype()),
-                       {{}, saved[4], saved[5]}, pullback.grad(), wanted);
+  const ExpertRoute route{saved[1], saved[2], saved[3]};
+  const QuantizedExpertWeights weights{weight(0), weight(1), weight(2)};
+  const ExpertsResult result{{}, saved[4], saved[5]};
+  const bool sorted = encoder.backend() == Backend::kCpu;
+  const Gradients grads =
+      sorted
+          ? backward_sorted(encoder, saved[0], route, weights, result, pullback.grad(), wanted)
+          : backward_unpacked(encoder, saved[0], route, weights, result, pullback.grad(), wanted);
   if (wanted.x) pullback.give(0, grads.dx);
   pullback.give(1, grads.dscores);
-  const Tensor dw[] = {grads.dgate, grads.dup, grads.ddown};
   for (std::size_t i = 0; i < 3; ++i) {
     if (!pullback.needs(2 + 2 * i) && !pullback.needs(3 + 2 * i)) continue;
-    const DequantizeGradients sums = dequantize_backward(encoder, weight(i), dw[i]);
-    pullback.give(2 + 2 * i, sums.d_scales);
-    pullback.give(3 + 2 * i, sums.d_biases);
+    pullback.give(2 + 2 * i, grads.params[i].d_scales);
+    pullback.give(3 + 2 * i, grads.params[i].d_biases);
   }
 }
 
@@ -134,8 +238,10 @@ Tensor quantized_experts(Tape& tape, const Tensor& x, const ExpertRoute& route,
     return quantized_experts(tape.encoder(), x, route, weights);
   }
   require(quantized_experts_check(x, route, weights));
-  ExpertsResult result =
-      experts(tape.encoder(), x, route, unpacked(tape.encoder(), weights, x.dtype()));
+  CommandEncoder& encoder = tape.encoder();
+  const bool sorted = encoder.backend() == Backend::kCpu;
+  ExpertsResult result = sorted ? forward_sorted(encoder, x, route, weights, x.dtype())
+                                : experts(encoder, x, route, unpacked(encoder, weights, x.dtype()));
   tape.record(
       "quantized_experts", quantized_experts_pullback,
       {x, route.scores, gate.scales, gate.biases, up.scales, up.biases, down.scales, down.biases},

@@ -178,7 +178,8 @@ inline void order_pairs(const BF16* x, std::int64_t k, std::int64_t group, float
 
 // One row of x, k long, for products with weights in such groups; room for k floats.
 template <class T>
-HWY_INLINE void order_row(Order order, const T* x, std::int64_t k, std::int64_t group, float* out) {
+HWY_INLINE void order_row([[maybe_unused]] Order order, const T* x, std::int64_t k,
+                          [[maybe_unused]] std::int64_t group, float* out) {
 #if HWY_TARGET == HWY_AVX3
   if constexpr (std::is_same_v<T, BF16>) {
     if (order == Order::kPairs) return order_pairs(x, k, group, out);
@@ -333,8 +334,7 @@ template <int kBits, bool kOneRow>
 constexpr std::array<CodeProducts, kMostFew> kCodeProducts =
     []<int... kFew>(std::integer_sequence<int, kFew...>) {
       return std::array<CodeProducts, kMostFew>{
-          (&code_products<kBits, kFew + 1,
-                          (kOneRow ? 1 : rows_beside(kFew + 1, Order::kF32))>)...};
+          (&code_products<kBits, kFew + 1, (kOneRow ? 1 : rows_beside(kFew + 1, Order::kF32))>)...};
     }(std::make_integer_sequence<int, kMostFew>());
 
 // Weights as they are stored: codes [N, K·bits/32], scales and biases [N, K/group].
@@ -354,10 +354,12 @@ struct Packed {
 inline std::int64_t packed_room(std::int64_t k) { return 2 * in_units(4 * (k / 32)) + in_units(k); }
 
 // Which of them: codes of 4 bits or bytes, rows one by one or several.
-HWY_INLINE CodeProducts products_of(Order order, bool nibbles, bool one_row, std::int64_t few) {
+HWY_INLINE CodeProducts products_of([[maybe_unused]] Order order, bool nibbles, bool one_row,
+                                    std::int64_t few) {
   const auto which = static_cast<std::size_t>(few - 1);
 #if HWY_TARGET == HWY_AVX3
-  if (order == Order::kPairs) return one_row ? kPairProducts<true>[which] : kPairProducts<false>[which];
+  if (order == Order::kPairs)
+    return one_row ? kPairProducts<true>[which] : kPairProducts<false>[which];
 #endif
   if (one_row) return nibbles ? kCodeProducts<4, true>[which] : kCodeProducts<8, true>[which];
   return nibbles ? kCodeProducts<4, false>[which] : kCodeProducts<8, false>[which];

@@ -1,6 +1,7 @@
-// Products of small matrices of f32 that lie in the cache as they are: nothing is copied, and sizes are
-// multiples of kUnit, for which the caller fills up with zeros.
+// Products of small matrices that lie in the cache as they are, of f32 or by pairs of bf16 (steps-inl.h): nothing is
+// copied, and sizes are multiples of kUnit, for which the caller fills up with zeros.
 #include "backends/cpu/device/rows-inl.h"
+#include "backends/cpu/device/steps-inl.h"
 
 // Per-target include guard: Highway flips the toggle for each target.
 #if defined(MLXTAPE_CPU_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -18,7 +19,26 @@ namespace {
 struct Factor {
   const float* at;
   std::int64_t row, col;
+
+  Factor from(std::int64_t r) const { return {at + r * row, row, col}; }
+  HWY_INLINE VF step(DF d, std::int64_t r, std::int64_t l) const {
+    return hn::Set(d, at[r * row + l * col]);
+  }
 };
+// Rows of bf16, of which step l is the pair at[i·row + 2·l]: as weights lie in memory, on whatever address.
+struct PairFactor {
+  const BF16* at;
+  std::int64_t row;
+
+  PairFactor from(std::int64_t r) const { return {at + r * row, row}; }
+  HWY_INLINE VF step(DF d, std::int64_t r, std::int64_t l) const {
+    float pair;
+    std::memcpy(&pair, at + r * row + 2 * l, sizeof(pair));
+    return hn::Set(d, pair);
+  }
+};
+template <ProductStep kStep>
+using FactorOf = std::conditional_t<kStep == ProductStep::kPair, PairFactor, Factor>;
 
 // kRows rows of kVecs vectors of c. 8·2 sums, 2 vectors of b and a number of a leave AVX-512 room to
 // load ahead; 4·2 fill 16 registers.
@@ -28,9 +48,10 @@ constexpr int kProductRows = 8;
 constexpr int kProductRows = 4;
 #endif
 
-template <int kVecs>
-HWY_INLINE void product_tile(bool add, Factor a, const float* HWY_RESTRICT b, std::int64_t b_pitch,
-                             float* HWY_RESTRICT c, std::int64_t c_pitch, std::int64_t depth) {
+template <ProductStep kStep, int kVecs>
+HWY_INLINE void product_tile(bool add, FactorOf<kStep> a, const float* HWY_RESTRICT b,
+                             std::int64_t b_pitch, float* HWY_RESTRICT c, std::int64_t c_pitch,
+                             std::int64_t depth) {
   const DF d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   VF sum[kProductRows][kVecs];
@@ -47,9 +68,9 @@ HWY_INLINE void product_tile(bool add, Factor a, const float* HWY_RESTRICT b, st
     for (int v = 0; v < kVecs; ++v) vb[v] = hn::LoadU(d, b + l * b_pitch + v * lanes);
 #pragma GCC unroll 8
     for (int r = 0; r < kProductRows; ++r) {
-      const VF va = hn::Set(d, a.at[r * a.row + l * a.col]);
+      const VF va = a.step(d, r, l);
 #pragma GCC unroll 2
-      for (int v = 0; v < kVecs; ++v) sum[r][v] = hn::MulAdd(va, vb[v], sum[r][v]);
+      for (int v = 0; v < kVecs; ++v) sum[r][v] = add_product<kStep>(va, vb[v], sum[r][v]);
     }
   }
 #pragma GCC unroll 8
@@ -59,18 +80,19 @@ HWY_INLINE void product_tile(bool add, Factor a, const float* HWY_RESTRICT b, st
   }
 }
 
-// c [m, n] = (or +=) a [m, depth] · b [depth, n]; m is a multiple of kProductRows, n of kUnit.
-HWY_NOINLINE void product(bool add, Factor a, const float* b, std::int64_t b_pitch, float* c,
-                          std::int64_t c_pitch, std::int64_t m, std::int64_t n,
+// c [m, n] = (or +=) a [m, depth] · b [depth, n]; m is a multiple of kProductRows, n of kUnit; depth counts steps.
+template <ProductStep kStep = ProductStep::kNumber>
+HWY_NOINLINE void product(bool add, FactorOf<kStep> a, const float* b, std::int64_t b_pitch,
+                          float* c, std::int64_t c_pitch, std::int64_t m, std::int64_t n,
                           std::int64_t depth) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(DF()));
   for (std::int64_t col = 0; col < n;) {
     const bool two = col + 2 * lanes <= n;
     for (std::int64_t row = 0; row < m; row += kProductRows) {
-      const Factor part{a.at + row * a.row, a.row, a.col};
+      const FactorOf<kStep> part = a.from(row);
       float* out = c + row * c_pitch + col;
-      two ? product_tile<2>(add, part, b + col, b_pitch, out, c_pitch, depth)
-          : product_tile<1>(add, part, b + col, b_pitch, out, c_pitch, depth);
+      two ? product_tile<kStep, 2>(add, part, b + col, b_pitch, out, c_pitch, depth)
+          : product_tile<kStep, 1>(add, part, b + col, b_pitch, out, c_pitch, depth);
     }
     col += two ? 2 * lanes : lanes;
   }

@@ -1,0 +1,90 @@
+// fit: the loop of every training job: gradients of a loss, steps of AdamW, validation, and a state on the disk from which a
+// run goes on with the same bits as if it had never stopped.
+//
+// Formula    step t = 1 … iterations: g = 1/A·Σ of the gradients of batches A·(t−1) … A·t − 1, A = accumulation;
+//            g scaled to a norm of at most clip; adamw (mlxtape/ops/optimiser.h) at the rate of t.
+//            rate(t) = learning_rate·t/warmup up to warmup; then learning_rate, or with cosine
+//            final + (learning_rate − final)·(1 + cos(π·u))/2, u = (t − warmup)/(iterations − warmup), final = learning_rate·final_share
+// State      <folder>/state.safetensors: masters, moments, t, the best so far and what was reported, in one file that is there
+//            whole or not at all; <folder>/best.safetensors: the trainables where the validation was lowest. A batch is a
+//            function of its number, and so must be whatever else the objective draws: nothing else needs to be kept.
+//            A state belongs to a run with the same fingerprint: another is an error that says which setting differs.
+// Errors     a loss or norm that is not finite: kArgument; says at which step, that nothing of it was kept, and from where to
+//            go on. The state on the disk is then the last good one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "mlxtape/ops/optimiser.h"
+#include "mlxtape/tape/tape.h"
+
+namespace mlxtape::jobs {
+
+struct Trainable {
+  std::string name;
+  Tensor tensor;  // contiguous, f32 or 16 bits (a master copy in f32 is kept then); written in place
+};
+
+// What is made smaller.
+struct Recorded {
+  Tensor loss;                  // one number, on the tape
+  std::vector<Tensor> watched;  // the trainables, as watched, in their order
+  std::int64_t tokens = 0;      // that were learned from, for the rate
+};
+using Objective = std::function<Recorded(Tape& tape, std::int64_t batch)>;
+
+struct FitPoint {
+  std::int64_t step = 0;
+  double loss = 0;  // mean of the steps since the last point, or of the validation
+  double rate = 0, norm = 0, tokens_per_second = 0;
+};
+
+struct FitOptions {
+  std::int64_t iterations = 1000, accumulation = 1;
+  double learning_rate = 1e-5;
+  std::int64_t warmup = 0;
+  bool cosine = false;
+  double final_share = 0;
+  double clip = 0;  // 0: none
+  ops::AdamWOptions adamw;
+  std::int64_t report_every = 10, validate_every = 200, save_every = 100;
+  std::string folder;                              // empty: no state is written
+  bool resume = false;                             // go on from the folder's state
+  std::map<std::string, std::string> fingerprint;  // what a state must agree on beside these options: data, model, …
+};
+
+struct FitHooks {
+  std::function<double()> validate;                   // the loss that counts; none: not called
+  std::function<void(std::int64_t step)> on_step;     // after each, for progress
+  std::function<void(const FitPoint&)> on_report;     // every report_every steps
+  std::function<void(const FitPoint&)> on_validated;  // before the first step, every validate_every, after the last
+  std::function<void(std::int64_t step)> on_saved;
+  std::function<bool()> stop;  // asked after each step: true saves the state and returns
+};
+
+struct FitResult {
+  std::int64_t steps = 0;  // of the run in all, also before it was resumed
+  bool stopped = false;
+  std::vector<FitPoint> reports, validations;  // of the whole run
+  std::int64_t best_step = -1;                 // -1: never validated
+  double best_loss = 0;
+  std::size_t peak_bytes = 0;
+  double seconds = 0;  // since this call
+};
+
+double learning_rate_at(const FitOptions& options, std::int64_t step);
+Check fit_check(const std::vector<Trainable>& trainables, const FitOptions& options);
+
+// The trainables hold the last step's values after it, not the best's: load_trainables has those.
+FitResult fit(CommandEncoder& encoder, const std::vector<Trainable>& trainables,
+              const Objective& objective, const FitOptions& options, const FitHooks& hooks = {});
+
+// Values by name from a file that fit wrote, state or best, into tensors that are there.
+void load_trainables(CommandEncoder& encoder, const std::string& file,
+                     const std::vector<Trainable>& trainables);
+
+}  // namespace mlxtape::jobs
