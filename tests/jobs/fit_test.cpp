@@ -559,30 +559,39 @@ TEST_P(Fit, KeepsTheBest) {
                [&] { jobs::fit(encoder(), toy.trainables, toy.objective(), o, hooks); });
 }
 
-// A run that was killed between a state and its best.
+// A run that was killed between a state and its best has an older one, or none.
 TEST_P(Fit, TheBestOfTheStatesOwnStepIsWrittenAgain) {
   const FitOptions o = in_folder("between");
+  const std::string file = o.folder + "/best.safetensors";
   std::int64_t steps = 0;
+  std::string older;
   FitHooks hooks;
   hooks.on_step = [&](std::int64_t step) {
     steps = step;
   };
+  hooks.on_saved = [&](std::int64_t step) {
+    if (step == 0) older = read_whole(file, "test");
+  };
   hooks.stop = [&] {
     return steps == 2;
   };
-  const FitResult part = run(Toy(encoder(), DType::kF32), o, hooks);
-  ASSERT_EQ(part.best_step, 2);
-  const std::string best = read_whole(o.folder + "/best.safetensors", "test");
-  std::filesystem::remove(o.folder + "/best.safetensors");
-  formats::put(o.folder + "/state.safetensors.tmp12.0", "half a state");
-  hooks.stop = [] {
-    return true;
-  };
-  FitOptions free = o;
-  free.validate_every = 2;
-  run(Toy(encoder(), DType::kF32), free, hooks);  // one step, no validation
-  EXPECT_EQ(read_whole(o.folder + "/best.safetensors", "test"), best);
-  EXPECT_FALSE(std::filesystem::exists(o.folder + "/state.safetensors.tmp12.0"));
+  ASSERT_EQ(run(Toy(encoder(), DType::kF32), o, hooks).best_step, 2);
+  const std::string best = read_whole(file, "test");
+  const std::string state = read_whole(o.folder + "/state.safetensors", "test");
+  ASSERT_NE(best, older);
+  for (const bool has_older : {true, false}) {
+    formats::put(o.folder + "/state.safetensors", state);
+    formats::put(o.folder + "/state.safetensors.tmp12.0", "half a state");
+    std::filesystem::remove(file);
+    if (has_older) formats::put(file, older);
+    hooks.stop = [] {
+      return true;
+    };
+    run(Toy(encoder(), DType::kF32), o, hooks);  // one step, no validation
+    EXPECT_EQ(steps, 3);
+    EXPECT_TRUE(read_whole(file, "test") == best);
+    EXPECT_FALSE(std::filesystem::exists(o.folder + "/state.safetensors.tmp12.0"));
+  }
 }
 
 // ---- what is refused ----
