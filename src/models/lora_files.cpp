@@ -132,8 +132,8 @@ void save_adapter_weights(const Model& model, const std::string& file) {
   formats::write_safetensors(file, tensors, {{"format", "mlx"}});
 }
 
-void save_adapters(const Model& model, const std::string& folder, const LoraOptions& options) {
-  require(lora_check(model, options));
+Check adapters_check(const Model& model, const LoraOptions& options) {
+  if (const Check check = lora_check(model, options)) return check;
   const std::vector<std::string> chosen = lora_modules(model, options);
   Weights copy = model.weights;
   for (const Slot& slot : slots(copy, model.config)) {
@@ -144,10 +144,16 @@ void save_adapters(const Model& model, const std::string& folder, const LoraOpti
     if (listed && rank == options.rank && adapter.scale == static_cast<float>(options.scale)) {
       continue;
     }
-    throw Error(Errc::kArgument, "save_adapters: the adapter of " + slot.name +
-                                     " must be one that the options choose, of their rank and "
-                                     "scale");
+    return Error(Errc::kArgument,
+                 "lora: the adapter of " + slot.name +
+                     " must be one that the options choose, of their rank and scale, got rank " +
+                     std::to_string(rank) + " and scale " + std::to_string(adapter.scale));
   }
+  return std::nullopt;
+}
+
+void save_adapters(const Model& model, const std::string& folder, const LoraOptions& options) {
+  require(adapters_check(model, options));
   std::error_code failed;
   std::filesystem::create_directories(folder, failed);
   if (failed) {

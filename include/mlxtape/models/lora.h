@@ -50,9 +50,12 @@ struct LoraDropout {
 // The model with its adapters watched, and nothing else.
 Model watch_lora(Tape& tape, const Model& model, const LoraDropout& dropout = {});
 
+// The model's adapters must be those that options choose, or some of them, of their rank and scale.
+Check adapters_check(const Model& model, const LoraOptions& options);
+
 // The file of adapters alone, whole or not at all.
 void save_adapter_weights(const Model& model, const std::string& file);
-// Both files; makes the folder where it is not there. The model's adapters must be those that options choose, or some.
+// Both files; makes the folder where it is not there. The model's adapters must be as adapters_check has them.
 void save_adapters(const Model& model, const std::string& folder, const LoraOptions& options);
 
 // kIo, with file and tensor: a name that is no adapter of a module that the config chooses, another shape than it says,
