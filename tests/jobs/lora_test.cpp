@@ -120,6 +120,29 @@ TEST_P(LoraJob, ResumesWithTheSameBits) {
   }
 }
 
+// The first steps' losses, at a rate of 0: what is left out differs from batch to batch.
+TEST_P(LoraJob, DropoutIsOn) {
+  std::vector<double> losses[2];
+  for (const bool on : {false, true}) {
+    LoraJobOptions o = options(3);
+    o.train.fit.learning_rate = 0;
+    o.train.fit.report_every = 1;
+    o.lora.dropout = on ? 0.5 : 0;
+    Model model = base("qwen3", false);
+    models::add_lora(encoder(), model, o.lora, 1);
+    for (const models::Parameter& p : models::lora_parameters(model)) {
+      encoder().copy(encoder().full(p.tensor.shape(), DType::kF32, 0.1), p.tensor);
+    }
+    // One sample again and again: without dropout every batch is the same.
+    const DataSet same{std::vector<Sample>(8, walks(1, 1)[0]), {}, {}};
+    const TrainResult result = jobs::lora(encoder(), model, same, o);
+    for (const auto& point : result.fit.reports) losses[on ? 1 : 0].push_back(point.loss);
+  }
+  EXPECT_EQ(losses[0][0], losses[0][2]);
+  EXPECT_NE(losses[1][0], losses[0][0]);
+  EXPECT_NE(losses[1][0], losses[1][1]);
+}
+
 TEST_P(LoraJob, FilesAsMlxLmHasThem) {
   LoraJobOptions o = options(5);
   o.train.fit.save_every = 2;
@@ -172,6 +195,7 @@ TEST_P(LoraJob, FilesAsMlxLmHasThem) {
   LoraJobOptions more = options(1);
   more.lora = read;
   more.train.fit.learning_rate = 0;
+  more.seed = 9;
   const Bits before = adapters(again);
   jobs::lora(encoder(), again, data_, more);
   EXPECT_TRUE(adapters(again) == before);
