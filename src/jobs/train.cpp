@@ -43,17 +43,17 @@ class BestCopy {
   double loss_ = 0;
 };
 
-Objective objective_of(CommandEncoder& encoder, const models::Model& model, const Batches& batches,
+Objective objective_of(CommandEncoder& encoder, const TrainedPart& part, const Batches& batches,
                        bool checkpoint) {
   // With checkpoints a model must live as long as its tape: until the next batch.
   auto watched = std::make_shared<models::Model>();
-  return [&encoder, &model, &batches, checkpoint, watched](Tape& tape, std::int64_t number) {
+  return [&encoder, &part, &batches, checkpoint, watched](Tape& tape, std::int64_t number) {
     const Batch batch = batches.at(number);
     const DeviceBatch given = to_device(encoder, batch);
-    *watched = models::watch(tape, model);
+    *watched = part.watch(tape, number);
     Recorded recorded;
     recorded.loss = models::loss(tape, *watched, given.tokens, given.targets, {checkpoint, {}});
-    for (const Trainable& each : floats_of(*watched)) recorded.watched.push_back(each.tensor);
+    recorded.watched = part.watched(*watched);
     recorded.tokens = batch.counted;
     return recorded;
   };
@@ -124,13 +124,13 @@ double mean_loss(CommandEncoder& encoder, const models::Model& model,
   return sum / static_cast<double>(counted);
 }
 
-TrainResult train(CommandEncoder& encoder, const models::Model& model, const DataSet& data,
-                  const TrainOptions& options, const FitHooks& hooks) {
+TrainResult train_part(CommandEncoder& encoder, const models::Model& model, const TrainedPart& part,
+                       const DataSet& data, const TrainOptions& options, const FitHooks& hooks) {
   check(model, data, options);
   const Batches batches(data.train, options.batches);
   const std::vector<Batch> valid =
       validation_batches(data.valid, options.batches, options.validation_batches);
-  const std::vector<Trainable> trainables = floats_of(model);
+  const std::vector<Trainable>& trainables = part.trainables;
 
   FitOptions how = options.fit;
   how.fingerprint["train"] = batches.fingerprint();
@@ -154,7 +154,7 @@ TrainResult train(CommandEncoder& encoder, const models::Model& model, const Dat
   }
   TrainResult result;
   result.fit =
-      fit(encoder, trainables, objective_of(encoder, model, batches, options.checkpoint), how, all);
+      fit(encoder, trainables, objective_of(encoder, part, batches, options.checkpoint), how, all);
   result.holds_best = result.fit.best_step >= 0;
   if (result.holds_best && result.fit.best_step != result.fit.steps) {
     if (how.folder.empty()) {
@@ -165,6 +165,21 @@ TrainResult train(CommandEncoder& encoder, const models::Model& model, const Dat
   }
   encoder.commit_and_wait();
   return result;
+}
+
+TrainResult train(CommandEncoder& encoder, const models::Model& model, const DataSet& data,
+                  const TrainOptions& options, const FitHooks& hooks) {
+  TrainedPart all;
+  all.trainables = floats_of(model);
+  all.watch = [&](Tape& tape, std::int64_t) {
+    return models::watch(tape, model);
+  };
+  all.watched = [](const models::Model& watched) {
+    std::vector<Tensor> tensors;
+    for (const Trainable& each : floats_of(watched)) tensors.push_back(each.tensor);
+    return tensors;
+  };
+  return train_part(encoder, model, all, data, options, hooks);
 }
 
 }  // namespace mlxtape::jobs

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "mlxtape/formats/model_directory.h"
+#include "mlxtape/models/lora.h"
 #include "mlxtape/ops/elementwise.h"
 #include "mlxtape/ops/layout.h"
 #include "rope.h"
@@ -270,6 +271,11 @@ Model load_model(const std::string& directory, CommandEncoder& encoder,
 
 void save_model(const Model& model, const std::string& directory, const SaveOptions& options) {
   formats::ModelToSave out;
+  if (has_lora(model)) {
+    throw Error(Errc::kArgument,
+                "save_model: the model has adapters, which would be lost: fuse_lora makes them part "
+                "of the weights, save_adapters saves them apart");
+  }
   for (const auto& [name, tensor, file_shape] : parameters(model)) {
     const Tensor t = tensor.detach();
     out.tensors.push_back({name, t.shape() == file_shape ? t : t.reshape(file_shape)});

@@ -64,7 +64,9 @@ Tensor loss(Tape& tape, const Model& model, const Tensor& tokens, const Tensor& 
   how.reduction = ops::Reduction::kMean;
   how.ignore_index = -1;
   const Tensor flat = targets.reshape({rows});
-  if (model.head().is_packed()) return ops::cross_entropy(tape, logits(tape, model, h), flat, how);
+  if (model.head().is_packed() || model.head().adapter.defined()) {
+    return ops::cross_entropy(tape, logits(tape, model, h), flat, how);
+  }
   return ops::linear_cross_entropy(tape, h, model.head().plain, flat, how);
 }
 

@@ -38,8 +38,10 @@ Model quantize_model(CommandEncoder& encoder, const Model& model, const PackingR
         all.of[slot.name] = {};
         continue;
       }
+      const nn::Adapter adapter = slot.weight->adapter;
       *slot.weight =
           ops::quantize(encoder, slot.weight->plain, {packing.bits, packing.group_size}, rounding);
+      slot.weight->adapter = adapter;
     }
     const Packing packing{slot.weight->packed.bits, slot.weight->packed.group_size};
     if (all.usual.bits == 0) all.usual = packing;  // the embedding's, which is the first

@@ -16,6 +16,40 @@ inline Check expect_tokens(const char* block, const Tensor& x) {
                                  to_string(x.shape()));
 }
 
+// What a weight has beside it, if anything.
+inline Check expect_adapter(const char* block, const char* name, const Tensor& x, const Weight& w) {
+  const auto& [a, b, scale, dropout, key] = w.adapter;
+  if (!w.adapter.defined()) return std::nullopt;
+  const std::string must = std::string(block) + ": " + name + "'s adapter must ";
+  const Shape shape = w.shape();
+  const bool experts = shape.rank() == 3;
+  const std::int64_t axis = experts ? 1 : a.rank() - 1;
+  const std::int64_t rank = a.rank() == shape.rank() ? a.shape()[axis] : 0;
+  const Shape a_shape = experts ? Shape{shape[0], rank, shape[2]} : Shape{shape[1], rank};
+  const Shape b_shape = experts ? Shape{shape[0], shape[1], rank} : Shape{rank, shape[0]};
+  if (rank < 1 || !(a.shape() == a_shape) || !(b.shape() == b_shape)) {
+    return Error(
+        Errc::kShape,
+        must + (experts ? "be a [E, r, in] and b [E, out, r]" : "be a [in, r] and b [r, out]") +
+            " for a weight " + to_string(shape) + ", got " + to_string(a.shape()) + " and " +
+            to_string(b.shape()));
+  }
+  for (const Tensor& t : {a, b}) {
+    const DType dtype = t.dtype() == DType::kF32 ? DType::kF32 : x.dtype();
+    if (const Check check = ops::expect_tensor({block, "x", x}, name, t, t.shape(), dtype)) {
+      return check;
+    }
+  }
+  if (dropout < 0 || dropout >= 1 || (dropout > 0 && (experts || !key.defined()))) {
+    return Error(Errc::kArgument,
+                 must +
+                     (experts ? "have no dropout, being of experts, got "
+                              : "have a dropout from 0 to below 1, and a key with it, got ") +
+                     std::to_string(dropout));
+  }
+  return std::nullopt;
+}
+
 constexpr std::int64_t kAny = -1;  // in a weight's shape: any number from 1 on
 
 struct Expected {
@@ -42,6 +76,7 @@ inline Check expect_weights(const char* block, const Tensor& x,
     if (!fits) {
       return Error(Errc::kShape, must + said + "], got " + to_string(got));
     }
+    if (const Check check = expect_adapter(block, w.name, x, w.weight)) return check;
     if (w.weight.is_packed()) continue;  // the op that unpacks it says what it needs
     if (const Check check = ops::expect_tensor({block, "x", x}, w.name, w.weight.plain, shape,
                                                w.dtype.value_or(x.dtype()))) {

@@ -1,6 +1,7 @@
 #include "mlxtape/nn/linear.h"
 
 #include "expect.h"
+#include "mlxtape/ops/dropout.h"
 #include "mlxtape/ops/elementwise.h"
 #include "mlxtape/ops/embedding.h"
 #include "mlxtape/ops/layout.h"
@@ -31,11 +32,12 @@ Check linear_check(const Tensor& x, const Weight& w, const Tensor& bias) {
     return Error(Errc::kShape, "linear: bias must be [out] = " + to_string(Shape{shape[0]}) +
                                    ", got " + to_string(bias.shape()));
   }
-  return std::nullopt;
+  return expect_adapter("linear", "w", x, w);
 }
 
-Tensor linear(Tape& tape, const Tensor& x, const Weight& w, const Tensor& bias) {
-  require(linear_check(x, w, bias));
+namespace {
+
+Tensor without_adapter(Tape& tape, const Tensor& x, const Weight& w, const Tensor& bias) {
   if (w.is_packed()) {
     const Tensor y = ops::quantized_matmul(tape, x, w.packed);
     return bias.defined() ? ops::add(tape, y, bias) : y;
@@ -50,7 +52,28 @@ Tensor linear(Tape& tape, const Tensor& x, const Weight& w, const Tensor& bias) 
   return ops::reshape(tape, ops::matmul(tape, rows, turned, options), shape);
 }
 
+// The scale is given to the narrow product; the wide one is added to y as it is stored.
+Tensor with_adapter(Tape& tape, const Tensor& x, const Tensor& y, const Adapter& adapter) {
+  Tensor rows = ops::reshape(tape, x, {y.size() / y.shape().back(), x.shape().back()});
+  if (adapter.dropout > 0) rows = ops::dropout(tape, rows, adapter.dropout, adapter.key);
+  const Tensor seen = ops::matmul(tape, rows, ops::cast(tape, adapter.a, x.dtype()));
+  ops::MatmulOptions options;
+  options.residual = ops::reshape(tape, y, {rows.dim(0), y.shape().back()});
+  const Tensor all = ops::matmul(tape, ops::multiply(tape, seen, adapter.scale),
+                                 ops::cast(tape, adapter.b, x.dtype()), options);
+  return ops::reshape(tape, all, y.shape());
+}
+
+}  // namespace
+
+Tensor linear(Tape& tape, const Tensor& x, const Weight& w, const Tensor& bias) {
+  require(linear_check(x, w, bias));
+  const Tensor y = without_adapter(tape, x, w, bias);
+  return w.adapter.defined() && y.size() > 0 ? with_adapter(tape, x, y, w.adapter) : y;
+}
+
 Tensor embed(Tape& tape, const Weight& w, const Tensor& ids) {
+  if (w.adapter.defined()) throw Error(Errc::kArgument, "embed: w must not have an adapter");
   if (!w.is_packed()) return ops::embedding(tape, w.plain, ids);
   const auto rows = [&](const Tensor& table) {
     return ops::embedding(tape, table, ids);

@@ -2,10 +2,9 @@
 
 #include "expect.h"
 #include "mlxtape/ops/elementwise.h"
-#include "mlxtape/ops/experts.h"
 #include "mlxtape/ops/layout.h"
 #include "mlxtape/ops/moe_route.h"
-#include "mlxtape/ops/quantized_experts.h"
+#include "run_experts.h"
 
 namespace mlxtape::nn {
 
@@ -53,14 +52,7 @@ Tensor moe(Tape& tape, const Tensor& x, const MoeWeights& w, const MoeShape& sha
   const Tensor rows = ops::reshape(tape, x, {x.shape()[0] * x.shape()[1], width});
   const ops::MoeRoute route =
       ops::moe_route(tape, linear(tape, rows, w.router), shape.chosen, {shape.renormalise});
-  const ops::ExpertRoute to{route.indices, route.scores, route.offsets};
-  const SwigluWeights& e = w.experts;
-  const bool all_packed = e.gate.is_packed() && e.up.is_packed() && e.down.is_packed();
-  Tensor y =
-      all_packed
-          ? ops::quantized_experts(tape, rows, to, {e.gate.packed, e.up.packed, e.down.packed})
-          : ops::experts(tape, rows, to,
-                         {unpacked(tape, e.gate), unpacked(tape, e.up), unpacked(tape, e.down)});
+  Tensor y = run_experts(tape, rows, {route.indices, route.scores, route.offsets}, w.experts);
   if (w.shared_gate.defined()) {
     const Tensor open = ops::sigmoid(tape, linear(tape, rows, w.shared_gate));
     y = ops::add(tape, y, ops::multiply(tape, swiglu_network(tape, rows, w.shared), open));

@@ -1,11 +1,116 @@
 #include "mlxtape/nn/linear.h"
 
-#include "support/op_test.h"
+#include <cmath>
+
+#include "block.h"
+#include "mlxtape/ops/dropout.h"
+#include "mlxtape/ops/elementwise.h"
+#include "mlxtape/ops/quantize.h"
+#include "mlxtape/ops/random.h"
 
 namespace mlxtape::test {
 namespace {
 
-class Linear : public OnDevice {};
+// x·wᵀ + bias + scale·(x·a)·b.
+Block with_adapter(std::int64_t rows, std::int64_t in, std::int64_t out, std::int64_t rank) {
+  constexpr float kScale = 2.5F;
+  const double by_in = 1 / std::sqrt(static_cast<double>(in));
+  Block block{"linear",
+              {{"x", {rows, 1, in}},
+               {"w", {out, in}, by_in},
+               {"bias", {out}},
+               {"a", {in, rank}, by_in},
+               {"b", {rank, out}}},
+              {{rows, 1, out}},
+              {},
+              {}};
+  const auto turned = [](const Values& m, std::int64_t from, std::int64_t to) {
+    Values result;
+    for (std::int64_t j = 0; j < to; ++j) {
+      for (std::int64_t i = 0; i < from; ++i) {
+        result.push_back(m[static_cast<std::size_t>(i * to + j)]);
+      }
+    }
+    return result;
+  };
+  block.in_double = [=](const Arrays& v, const Blur& blur) {
+    Values y = product(v[0], v[1], rows, in, out, blur);
+    const Values seen = product(v[0], turned(v[3], in, rank), rows, in, rank, blur);
+    const Values more = product(seen, turned(v[4], rank, out), rows, rank, out, blur);
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      y[i] = blur(blur(y[i] + v[2][i % static_cast<std::size_t>(out)]) + kScale * more[i]);
+    }
+    return Arrays{y};
+  };
+  block.on_tape = [](Tape& tape, const std::vector<Tensor>& t) {
+    nn::Weight w = t[1];
+    w.adapter = {t[3], t[4], kScale};
+    return std::vector<Tensor>{nn::linear(tape, t[0], w, t[2])};
+  };
+  return block;
+}
+
+class Linear : public Blocks {};
+
+TEST_P(Linear, AdaptersGradients) {
+  check_every_number(with_adapter(3, 5, 4, 2));
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    check_directions(with_adapter(40, 64, 96, 8), dtype);
+  }
+}
+
+// The base's numbers packed or not, and an adapter in f32 beside 16 bits, which is rounded to them.
+TEST_P(Linear, AdapterBesideEveryKindOfWeight) {
+  Noise noise(3);
+  const auto random = [&](const Shape& shape, DType dtype, DType rounded) {
+    return upload(random_values(noise, *element_count(shape), rounded), shape, dtype);
+  };
+  Tape tape(encoder());
+  const Tensor x = random({4, 64}, DType::kBF16, DType::kBF16);
+  const nn::Weight packed =
+      ops::quantize(encoder(), random({32, 64}, DType::kBF16, DType::kBF16), {4, 32});
+  const Tensor a = random({64, 3}, DType::kF32, DType::kF32);
+  const Tensor b = random({3, 32}, DType::kF32, DType::kF32);
+  for (nn::Weight w : {packed, nn::Weight(nn::unpacked(tape, packed))}) {
+    w.adapter = {tape.watch(a), tape.watch(b), 0.5F};
+    const Tensor y = nn::linear(tape, x, w);
+    nn::Weight rounded = w;
+    rounded.adapter.a = ops::cast(encoder(), a, DType::kBF16);
+    rounded.adapter.b = ops::cast(encoder(), b, DType::kBF16);
+    EXPECT_EQ(download(y), download(nn::linear(tape, x, rounded)));
+    tape.backward(y, y);
+    EXPECT_EQ(tape.grad(w.adapter.a).dtype(), DType::kF32);
+    EXPECT_TRUE(tape.has_grad(w.adapter.b));
+    const Refs base = refs_of(download(nn::linear(tape, x, packed.is_packed() ? packed : w)));
+    EXPECT_NE(count_wrong(download(y), base, DType::kBF16, 64), 0) << "the adapter is not seen";
+  }
+}
+
+TEST_P(Linear, DropoutIsTheAdaptersAlone) {
+  Noise noise(4);
+  Tape tape(encoder());
+  const Tensor x = upload(random_values(noise, 6 * 16, DType::kF32), {2, 3, 16}, DType::kF32);
+  nn::Weight w = upload(random_values(noise, 8 * 16, DType::kF32), {8, 16}, DType::kF32);
+  const Tensor a = upload(random_values(noise, 16 * 2, DType::kF32), {16, 2}, DType::kF32);
+  const Tensor b = upload(random_values(noise, 2 * 8, DType::kF32), {2, 8}, DType::kF32);
+  const Tensor key = ops::random_key(encoder(), 9);
+  const Tensor base = nn::linear(tape, x, w);
+  nn::Weight alone = encoder().zeros({8, 16}, DType::kF32);
+  alone.adapter = {a, b, 3};
+  const Tensor more = nn::linear(tape, ops::dropout(encoder(), x, 0.5, key), alone);
+  w.adapter = {a, b, 3, 0.5, key};
+  expect_close("dropout", download(nn::linear(tape, x, w)),
+               refs_of(download(ops::add(encoder(), base, more)), 8), DType::kF32, 16);
+}
+
+TEST_P(Linear, NoAdapterOnATable) {
+  Tape tape(encoder());
+  nn::Weight w = upload({1, 2, 3, 4}, {2, 2}, DType::kF32);
+  w.adapter = {upload({1, 2}, {2, 1}, DType::kF32), upload({1, 2}, {1, 2}, DType::kF32)};
+  const Tensor ids = encoder().zeros({1}, DType::kI32);
+  expect_error(Errc::kArgument, "embed: w must not have an adapter",
+               [&] { nn::embed(tape, w, ids); });
+}
 
 TEST_P(Linear, LeadingAxesStay) {
   Tape tape(encoder());
@@ -43,7 +148,26 @@ TEST(SwigluNetworkCheck, SaysWhatIsWrong) {
 
 TEST(LinearCheck, SaysWhatIsWrong) {
   const Tensor x = Tensor::meta({3, 8});
+  const auto with = [&](const nn::Adapter& adapter) {
+    nn::Weight w = Tensor::meta({4, 8});
+    w.adapter = adapter;
+    return nn::linear_check(x, w);
+  };
+  const Tensor a = Tensor::meta({8, 2}), b = Tensor::meta({2, 4});
+  EXPECT_FALSE(with({a, b}));
+  EXPECT_FALSE(with({a, b, 1, 0.5, Tensor::meta({2}, DType::kU32)}));
   expect_refused({
+      {"turned", with({b, a}), Errc::kShape,
+       "w's adapter must be a [in, r] and b [r, out] for a weight [4, 8], got [2, 4] and [8, 2]"},
+      {"no b", with({a, {}}), Errc::kShape, "got [8, 2] and []"},
+      {"no a", with({{}, b}), Errc::kShape, "got [] and [2, 4]"},
+      {"rank 0", with({Tensor::meta({8, 0}), Tensor::meta({0, 4})}), Errc::kShape, "got [8, 0]"},
+      {"type", with({a, Tensor::meta({2, 4}, DType::kF16)}), Errc::kDType, "w must be f32"},
+      {"place", with({a, Tensor::meta({2, 4}, DType::kF32, Backend::kMetal)}), Errc::kDevice,
+       "where x is"},
+      {"no key", with({a, b, 1, 0.5}), Errc::kArgument, "and a key with it, got 0.5"},
+      {"dropout", with({a, b, 1, 1, Tensor::meta({2}, DType::kU32)}), Errc::kArgument,
+       "from 0 to below 1"},
       {"width", nn::linear_check(x, Tensor::meta({8, 3})), Errc::kShape, "got [8, 3] and [3, 8]"},
       {"rank", nn::linear_check(x, Tensor::meta({8})), Errc::kShape, "[out, in]"},
       {"scalar", nn::linear_check(Tensor::meta({}), Tensor::meta({1, 1})), Errc::kShape,

@@ -22,6 +22,8 @@ class Case:
     group_size: int = 32
     # End of a module's path -> its own quantisation, or False. None: mlx-lm's own choice for the model.
     overrides: dict | None = None
+    # LoRA: num_layers, rank, scale and, if not mlx-lm's own choice, keys. None: the model is as it is.
+    lora: dict | None = None
     seed: int = 1
 
     @property
@@ -98,6 +100,7 @@ OVERRIDES = {
 # In bf16 a choice that hangs on the last bits says nothing, so these are short: there are fewer choices.
 SHORT = {"length": 12, "greedy": 8, "gradients": False, "dtype": "bfloat16"}
 TWO_LAYERS = {"num_hidden_layers": 2, "full_attention_interval": 2}
+EVERY = {"num_layers": -1, "rank": 4, "scale": 2.0}
 FEW_CHOICES = {**TWO_LAYERS, "num_experts": 4, "num_experts_per_tok": 2}
 
 
@@ -130,6 +133,26 @@ def full(seeds):
         Case("hf_qwen3_5", "Hugging Face names", nested(qwen3_5(rope_parameters=MROPE)), hf=True),
         Case("hf_qwen3_5_moe", "Hugging Face names, experts in one tensor", qwen3_5_moe(), hf=True),
     ]
+    cases += [
+        Case("lora_qwen3", "adapters, plain attention", qwen3(), lora=EVERY),
+        Case("lora_qwen3_q4", "adapters beside 4 bits", qwen3(), bits=4, lora=EVERY),
+        Case("lora_qwen3_head", "adapters of the head and of some modules of the last layers",
+             qwen3(tie_word_embeddings=False),
+             lora={"num_layers": 2, "rank": 8, "scale": 1.0,
+                   "keys": ["self_attn.q_proj", "mlp.down_proj", "lm_head", "model.layers.0.self_attn.o_proj"]}),
+        Case("lora_qwen3_next", "adapters, experts and routers among them", qwen3_next(), length=77, lora=EVERY),
+        Case("lora_qwen3_next_bias", "adapters beside biases",
+             qwen3_next(attention_bias=True, tie_word_embeddings=True), lora=EVERY),
+        Case("lora_qwen3_next_q4", "adapters beside 4 bits, some modules otherwise", qwen3_next(), bits=4,
+             overrides=OVERRIDES, lora=EVERY),
+        Case("lora_qwen3_5", "adapters, dense", nested(qwen3_5()), lora={**EVERY, "num_layers": 2}),
+        Case("lora_qwen3_5_q4", "adapters beside 4 bits, dense", nested(qwen3_5()), bits=4, lora=EVERY),
+        Case("lora_qwen3_5_moe", "adapters, mixture", qwen3_5_moe(), lora=EVERY),
+        Case("lora_qwen3_5_moe_q4", "adapters beside 4 bits, mixture", qwen3_5_moe(), bits=4, lora=EVERY),
+        Case("lora_qwen3_5_bf16", "adapters in f32 beside bf16", nested(qwen3_5(**TWO_LAYERS)), lora=EVERY, **SHORT),
+        Case("lora_qwen3_next_q8_bf16", "adapters in f32 beside 8 bits and bf16", qwen3_next(**FEW_CHOICES), bits=8,
+             lora=EVERY, **{**SHORT, "batch": 1, "length": 9, "greedy": 4}),
+    ]
     cases += [Case(f"qwen3_next_q{bits}", f"{bits} bits", qwen3_next(), bits=bits) for bits in (2, 3, 5, 6, 8)]
     return [
         dataclasses.replace(case, name=f"{case.name}.{seed}", seed=1000 * seed)
@@ -139,7 +162,7 @@ def full(seeds):
 
 
 def golden():
-    """All directories together stay below 700 KB, hence the two layers, of both kinds."""
+    """All directories together stay below 850 KB, hence the two layers, of both kinds."""
     small = {**TWO_LAYERS, "hidden_size": 32, "intermediate_size": 16, "head_dim": 8, "vocab_size": 64}
     linear = {"linear_key_head_dim": 4, "linear_value_head_dim": 6}
     experts = {"moe_intermediate_size": 4, "shared_expert_intermediate_size": 8}
@@ -168,4 +191,6 @@ def golden():
              batch=1, **SHORT),
         Case("qwen3_next_q4", "mixture, 4 bits, some modules otherwise",
              qwen3_next(**{**dense, **packed}), bits=4, overrides=OVERRIDES, **one),
+        Case("lora_qwen3_next_q4", "adapters beside 4 bits, mixture", qwen3_next(**{**dense, **packed}), bits=4,
+             overrides=OVERRIDES, lora={**EVERY, "rank": 2}, **one),
     ]

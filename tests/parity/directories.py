@@ -7,6 +7,7 @@ import re
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
+from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import _get_classes, quantize_model, save_config, save_model
 
 # Norms that a Hugging Face model stores less 1.
@@ -29,6 +30,27 @@ def random_weight(random, name, shape):
     if "embed_tokens" in name or "lm_head" in name or name.endswith("mlp.gate.weight"):
         return random.normal(0, 2 / np.sqrt(shape[1]), shape)
     return random.normal(0, 1 / np.sqrt(shape[-1]), shape)
+
+
+def write_adapters(path, model, lora, seed):
+    """Adapters of the model's own modules, all with numbers of the size that training leads to, as mlx-lm saves them.
+    The model has them afterwards."""
+    parameters = {"dropout": 0.0, **{key: value for key, value in lora.items() if key != "num_layers"}}
+    linear_to_lora_layers(model, lora["num_layers"], parameters)
+    random = np.random.default_rng(seed + 700000)
+    adapters = {}
+    for name, value in sorted(tree_flatten(model.parameters())):
+        if name.endswith(".lora_a"):
+            size = value.shape[-1] if value.ndim == 3 else value.shape[0]
+            adapters[name] = random.normal(0, 1 / np.sqrt(size), value.shape)
+        elif name.endswith(".lora_b"):  # so that what is added is about a fifth of what is there
+            adapters[name] = random.normal(0, 0.2 / (lora["scale"] * np.sqrt(lora["rank"])), value.shape)
+    adapters = {name: mx.array(value.astype(np.float32)) for name, value in adapters.items()}
+    path.mkdir(parents=True)
+    mx.save_safetensors(str(path / "adapters.safetensors"), adapters)
+    config = {"fine_tune_type": "lora", "num_layers": lora["num_layers"], "lora_parameters": parameters}
+    with open(path / "adapter_config.json", "w") as file:
+        json.dump(config, file, indent=4)
 
 
 def leave_one_out(router, k):

@@ -10,6 +10,7 @@
 #include "mlxtape/base/files.h"
 #include "mlxtape/formats/safetensors.h"
 #include "mlxtape/models/load.h"
+#include "mlxtape/models/lora.h"
 #include "mlxtape/models/quantize.h"
 #include "mlxtape/models/state.h"
 #include "mlxtape/ops/elementwise.h"
@@ -66,11 +67,16 @@ class Parity : public testing::TestWithParam<Case> {
     const std::string about = GetParam().path + "/case.json";
     case_ = Json::parse(read_whole(about, "parity"), about);
     model_ = models::load_model(GetParam().path, *encoder_);
+    const std::string adapters = GetParam().path + "/adapters";
+    if (fs::exists(adapters)) lora_ = models::load_adapters(*encoder_, model_, adapters);
   }
 
   CommandEncoder& encoder() { return *encoder_; }
   const models::Model& model() const { return model_; }
+  bool is_adapted() const { return models::has_lora(model_); }
+  const models::LoraOptions& lora() const { return lora_; }
   bool has(const std::string& name) const { return file_->has(name); }
+  const std::vector<std::string>& reference_names() const { return file_->names(); }
   Tensor reference(const std::string& name) const { return file_->tensor(name); }
   std::vector<std::int32_t> ids(const std::string& name) const {
     const auto values = reference(name).host<std::int32_t>();
@@ -147,6 +153,7 @@ class Parity : public testing::TestWithParam<Case> {
   std::unique_ptr<formats::SafetensorsFile> file_;
   Json case_;
   models::Model model_;
+  models::LoraOptions lora_;
 };
 
 TEST_P(Parity, EveryLayer) {
@@ -166,7 +173,10 @@ TEST_P(Parity, LossAndEveryGradient) {
   const std::int64_t length = reference("tokens").dim(1);
   for (const bool checkpoint : {false, true}) {
     Tape tape(encoder());
-    const models::Model watched = models::watch(tape, model());
+    const models::Model watched =
+        is_adapted() ? models::watch_lora(tape, model()) : models::watch(tape, model());
+    const std::vector<models::Parameter> parameters =
+        is_adapted() ? models::lora_parameters(watched) : models::parameters(watched);
     models::HiddenOptions options;
     options.checkpoint = checkpoint;
     const Tensor loss =
@@ -174,21 +184,29 @@ TEST_P(Parity, LossAndEveryGradient) {
     expect_close("loss", loss);
     if (!is_f32()) continue;
     tape.backward(loss);
-    std::size_t checked = 0;
-    for (const auto& [name, tensor, shape] : models::parameters(watched)) {
+    std::size_t checked = 0, floats = 0, given = 0;
+    for (const auto& [name, tensor, shape] : parameters) {
+      floats += is_float(tensor.dtype()) ? 1 : 0;
       if (!has("grad." + name)) continue;
       EXPECT_EQ(reference("grad." + name).shape(), shape) << name;
       expect_close("grad." + name, tape.grad(tensor));
       ++checked;
     }
-    if (has("grad." + model().config.prefix + "model.norm.weight")) {
-      std::size_t floats = 0;
-      for (const auto& parameter : models::parameters(watched)) {
-        floats += is_float(parameter.tensor.dtype()) ? 1 : 0;
-      }
+    for (const std::string& name : reference_names()) given += name.starts_with("grad.") ? 1 : 0;
+    EXPECT_EQ(checked, given) << "gradients of parameters that we do not have";
+    if (given > 0) {
       EXPECT_EQ(checked, floats) << "parameters without a reference";
     }
   }
+}
+
+// The weights with their adapters in them compute the same, but for their last bits.
+TEST_P(Parity, Fused) {
+  if (!is_adapted() || !is_f32()) GTEST_SKIP() << "of models with adapters, in f32";
+  const models::Model fused = models::fuse_lora(encoder(), model(), {true});
+  Tape tape(encoder());
+  const Tensor all = tokens(0, reference("tokens").dim(1));
+  expect_close("logits", models::logits(tape, fused, models::hidden(tape, fused, all)));
 }
 
 TEST_P(Parity, TokensInTwoChunks) {
@@ -218,7 +236,8 @@ TEST_P(Parity, GreedyTokens) {
   EXPECT_EQ(got, want);
 }
 
-// For mlx-lm to read (reread.py): what we save, as it is and packed by us, with the logits that we compute.
+// For mlx-lm to read (reread.py): what we save, as it is and packed by us, with the logits that we compute. Adapters lie
+// beside their model, and once more in it.
 TEST_P(Parity, SavedForMlx) {
   const char* folder = std::getenv("MLXTAPE_PARITY_SAVED");
   if (folder == nullptr) GTEST_SKIP() << "MLXTAPE_PARITY_SAVED names no folder";
@@ -227,7 +246,10 @@ TEST_P(Parity, SavedForMlx) {
     const std::string path = std::string(folder) + "/" + name;
     models::SaveOptions options;
     options.replace = true;
-    models::save_model(saved, path, options);
+    models::Model plain = saved;
+    models::remove_lora(plain);
+    models::save_model(plain, path, options);
+    if (models::has_lora(saved)) models::save_adapters(saved, path + "/adapters", lora());
     Tape tape(encoder());
     const Tensor all = tokens(0, reference("tokens").dim(1));
     const Tensor z = models::logits(tape, saved, models::hidden(tape, saved, all));
@@ -241,6 +263,11 @@ TEST_P(Parity, SavedForMlx) {
     const Packing packing{4, 32};
     save(models::quantize_model(encoder(), model(), models::usual_packing(packing)),
          name + ".packed");
+  }
+  if (is_adapted()) {
+    save(models::fuse_lora(encoder(), model()), name + ".fused");
+    // In 16 bits mlx has no product with chosen experts on the CPU.
+    if (is_f32()) save(models::fuse_lora(encoder(), model(), {true}), name + ".wide");
   }
 }
 

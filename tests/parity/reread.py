@@ -1,4 +1,4 @@
-"""Loads the directories that model_tests saved with mlx-lm, strictly, and compares the logits.
+"""Loads the directories that model_tests saved with mlx-lm, strictly, their adapters too, and compares the logits.
 
     python reread.py FOLDER
 """
@@ -8,7 +8,7 @@ import sys
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
-from mlx_lm.utils import load_model
+from mlx_lm.utils import load_adapters, load_model
 
 # In f32, of the largest logit. In bf16, as in the parity tests: as a multiple of what mlx-lm's own result is off from
 # the same weights computed in f32.
@@ -35,6 +35,8 @@ def main():
     for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
         ours = mx.load(str(path / "ours.safetensors"))
         model, _ = load_model(path)
+        if (path / "adapters").exists():
+            model = load_adapters(model, path / "adapters")
         logits = model(ours["tokens"])
         kind = logits.dtype
         if kind == mx.float32:

@@ -45,6 +45,18 @@ struct TrainResult {
   bool holds_best = false;  // the model's weights are those of fit.best_step, else of fit.steps
 };
 
+// What of a model is trained, and how a batch's tape gets to see it.
+struct TrainedPart {
+  std::vector<Trainable> trainables;  // of the model: written in place
+  // The model with these watched, and the watched ones in the order of the trainables.
+  std::function<models::Model(Tape& tape, std::int64_t batch)> watch;
+  std::function<std::vector<Tensor>(const models::Model& watched)> watched;
+};
+// As train, of a part alone. Settings of the part's own belong into options.fit.fingerprint.
+TrainResult train_part(CommandEncoder& encoder, const models::Model& model, const TrainedPart& part,
+                       const DataSet& data, const TrainOptions& options,
+                       const FitHooks& hooks = {});
+
 // hooks.validate, where given, takes the place of the mean loss on data.valid.
 TrainResult train(CommandEncoder& encoder, const models::Model& model, const DataSet& data,
                   const TrainOptions& options, const FitHooks& hooks = {});

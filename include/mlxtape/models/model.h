@@ -68,7 +68,7 @@ struct Parameter {
   Tensor tensor;
   Shape file_shape;  // as many elements
 };
-// Everything a file holds, codes among it.
+// Everything a file holds, codes among it; adapters are in files of their own (models/lora.h).
 std::vector<Parameter> parameters(const Model& model);
 
 // The model with every float that wanted says yes to watched: gradients are those of the copies' tensors.
@@ -86,8 +86,8 @@ Tensor hidden(Tape& tape, const Model& model, const Tensor& tokens,
               const HiddenOptions& options = {});
 // […, width] → […, vocabulary].
 Tensor logits(Tape& tape, const Model& model, const Tensor& hidden);
-// The mean cross entropy of targets [B, L] i32, those of -1 not counted. Where the head is not packed the logits of all
-// tokens never exist. With checkpoint the model must live until the tape has been walked.
+// The mean cross entropy of targets [B, L] i32, those of -1 not counted. Where the head is plain and without an adapter the
+// logits of all tokens never exist. With checkpoint the model must live until the tape has been walked.
 Tensor loss(Tape& tape, const Model& model, const Tensor& tokens, const Tensor& targets,
             const HiddenOptions& options = {});
 

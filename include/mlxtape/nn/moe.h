@@ -4,6 +4,10 @@
 // Layout     x, y: [B, L, H]; router: [E, H]; experts: gate, up [E, I, H], down [E, H, I]; shared: gate, up [J, H],
 //            down [H, J]; shared_gate: [1, H]. No shared expert where shared_gate is not defined.
 // Types      f32, f16, bf16, all alike; weights plain or packed
+// Cost       experts with adapters: for the time of a call, and again on the way back, all weights stand beside the others
+//            with their adapters added, 3·E·I·H numbers of x's type, at 2·r operations each; on the way back as many of
+//            their gradients. Nothing of it is kept in between. Without a tape and with fewer than E pairs of a token
+//            and an expert, only the weights of the chosen ones.
 #pragma once
 
 #include "mlxtape/nn/linear.h"

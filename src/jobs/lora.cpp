@@ -1,0 +1,103 @@
+#include "mlxtape/jobs/lora.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+namespace mlxtape::jobs {
+
+namespace {
+
+std::vector<Trainable> adapters_of(const models::Model& model) {
+  std::vector<Trainable> trainables;
+  for (const models::Parameter& p : models::lora_parameters(model)) {
+    trainables.push_back({p.name, p.tensor});
+  }
+  return trainables;
+}
+
+// Of the first numbers of every weight: two models of one config are told apart without reading them.
+std::string base_fingerprint(CommandEncoder& encoder, const models::Model& model) {
+  constexpr std::int64_t kFirst = 16;
+  std::uint64_t hash = 0xcbf29ce484222325ULL;  // FNV-1a
+  std::array<unsigned char, kFirst * 8> bytes{};
+  for (const models::Parameter& p : models::parameters(model)) {
+    const Tensor flat = encoder.contiguous(p.tensor.detach()).reshape({p.tensor.size()});
+    const Tensor part = flat.slice(0, 0, std::min(kFirst, flat.size()));
+    encoder.download(part, bytes.data(), part.bytes());
+    for (std::size_t i = 0; i < part.bytes(); ++i) hash = (hash ^ bytes[i]) * 0x100000001b3ULL;
+  }
+  std::array<char, 17> text{};
+  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(hash));
+  return text.data();
+}
+
+void add_fingerprint(CommandEncoder& encoder, const models::Model& model,
+                     const LoraJobOptions& options, FitOptions& fit) {
+  auto& print = fit.fingerprint;
+  const models::LoraOptions& lora = options.lora;
+  print["base"] = base_fingerprint(encoder, model);
+  print["lora rank"] = std::to_string(lora.rank);
+  print["lora scale"] = std::to_string(lora.scale);
+  print["lora dropout"] = std::to_string(lora.dropout);
+  std::string modules;
+  for (const std::string& name : models::lora_modules(model, lora)) {
+    modules += (modules.empty() ? "" : " ") + name;
+  }
+  print["lora modules"] = modules;
+  print["lora seed"] = std::to_string(options.seed);
+}
+
+// 0000100_adapters.safetensors
+std::string numbered(const std::string& folder, std::int64_t step) {
+  std::string digits = std::to_string(step);
+  if (digits.size() < 7) digits.insert(0, 7 - digits.size(), '0');
+  return folder + "/" + digits + "_adapters.safetensors";
+}
+
+}  // namespace
+
+TrainResult lora(CommandEncoder& encoder, models::Model& model, const DataSet& data,
+                 const LoraJobOptions& options, const FitHooks& hooks) {
+  require(models::lora_check(model, options.lora));
+  models::Model adapted = model;  // the caller's stays as it was where the run cannot begin
+  if (models::has_lora(model)) {
+    require(models::adapters_check(model, options.lora));
+  } else {
+    models::add_lora(encoder, adapted, options.lora, options.seed);
+  }
+  TrainOptions how = options.train;
+  add_fingerprint(encoder, adapted, options, how.fit);
+
+  TrainedPart part;
+  part.trainables = adapters_of(adapted);
+  part.watch = [&](Tape& tape, std::int64_t batch) {
+    return models::watch_lora(tape, adapted, {options.lora.dropout, options.seed, batch});
+  };
+  part.watched = [](const models::Model& watched) {
+    std::vector<Tensor> tensors;
+    for (const models::Parameter& p : models::lora_parameters(watched)) {
+      tensors.push_back(p.tensor);
+    }
+    return tensors;
+  };
+
+  const std::string& folder = how.fit.folder;
+  FitHooks all = hooks;
+  all.on_saved = [&](std::int64_t step) {
+    if (step > 0) {
+      models::save_adapters(adapted, folder, options.lora);
+      const std::int64_t every = how.fit.save_every;
+      if (options.keep_saves && every > 0 && step % every == 0) {
+        models::save_adapter_weights(adapted, numbered(folder, step));
+      }
+    }
+    if (hooks.on_saved) hooks.on_saved(step);
+  };
+  const TrainResult result = train_part(encoder, adapted, part, data, how, all);
+  if (!folder.empty()) models::save_adapters(adapted, folder, options.lora);
+  model = std::move(adapted);
+  return result;
+}
+
+}  // namespace mlxtape::jobs
