@@ -46,7 +46,7 @@ class Teacher {
 class Distiller {
  public:
   Distiller(CommandEncoder& encoder, models::Model& student, const DwqTeacher& teacher,
-            const Batches& train, const Batches& valid, const DwqOptions& options)
+            const Batches& train, const std::vector<Batch>& valid, const DwqOptions& options)
       : encoder_(encoder),
         student_(student),
         teacher_(encoder, teacher),
@@ -84,17 +84,17 @@ class Distiller {
 
   double validate() {
     double sum = 0, tokens = 0;
-    for (std::int64_t i = 0; i < valid_.per_epoch(); ++i) {
-      const Batch batch = valid_.at(i);
+    for (std::size_t i = 0; i < valid_.size(); ++i) {
+      const Batch& batch = valid_[i];
       check_batch("dwq", student_, batch);
       Tape tape(encoder_);
-      const Tensor mean = batch_loss(tape, student_, false, i, batch);
+      const Tensor mean = batch_loss(tape, student_, false, static_cast<std::int64_t>(i), batch);
       float value = 0;
       encoder_.download(mean, &value, sizeof value);
       sum += static_cast<double>(value) * static_cast<double>(batch.counted);
       tokens += static_cast<double>(batch.counted);
     }
-    if (tokens == 0) wrong("the validation's samples must have at least 2 tokens");
+    if (tokens == 0) wrong("the validation must have a target that counts, got none");
     return sum / tokens;
   }
 
@@ -124,7 +124,7 @@ class Distiller {
   models::Model watched_;
   Teacher teacher_;
   const Batches& train_;
-  const Batches& valid_;
+  const std::vector<Batch>& valid_;
   models::HiddenOptions hidden_;
   HeadKlOptions kl_;
   std::vector<Trainable> trainables_;
@@ -188,7 +188,8 @@ void check(const models::Model& student, const DwqTeacher& teacher, const Batche
 }
 
 FitOptions fit_options(const models::Model& student, const DwqTeacher& teacher,
-                       const Batches& train, const Batches& valid, const DwqOptions& options) {
+                       const Batches& train, const std::vector<Batch>& valid,
+                       const DwqOptions& options) {
   FitOptions f;
   f.iterations = options.iterations > 0 ? options.iterations : train.per_epoch();
   f.learning_rate = options.learning_rate;
@@ -200,7 +201,7 @@ FitOptions fit_options(const models::Model& student, const DwqTeacher& teacher,
   f.folder = options.folder;
   f.resume = options.resume;
   f.fingerprint = options.fingerprint;
-  f.fingerprint["dwq data"] = train.fingerprint() + " " + valid.fingerprint();
+  f.fingerprint["dwq data"] = train.fingerprint() + " " + jobs::fingerprint(valid);
   f.fingerprint["dwq temperature"] = formats::Json(options.temperature).dump();
   f.fingerprint["dwq rows of logits"] = std::to_string(options.chunk_rows);
   f.fingerprint["dwq student"] = student.config.json.dump(-1, true);
@@ -231,7 +232,7 @@ std::vector<Trainable> dwq_trainables(const models::Model& student) {
 }
 
 DwqResult dwq(CommandEncoder& encoder, models::Model& student, const DwqTeacher& teacher,
-              const Batches& train, const Batches& valid, const DwqOptions& options,
+              const Batches& train, const std::vector<Batch>& valid, const DwqOptions& options,
               const FitHooks& hooks) {
   check(student, teacher, train, options, hooks);
   Distiller distiller(encoder, student, teacher, train, valid, options);

@@ -66,6 +66,10 @@ std::int64_t train_batches_of(const TargetsPlan& plan) {
   return plan.train_batches > 0 ? plan.train_batches : plan.train->per_epoch();
 }
 
+std::int64_t size_of_valid(const TargetsPlan& plan) {
+  return static_cast<std::int64_t>(plan.valid->size());
+}
+
 // In the order in which differences are told: what a user sets first, what follows from it last.
 Json manifest_of(const TargetsPlan& plan, std::int64_t vocabulary) {
   return Json::Object{
@@ -80,9 +84,9 @@ Json manifest_of(const TargetsPlan& plan, std::int64_t vocabulary) {
       {"k", std::min(plan.k, vocabulary)},
       {"vocabulary", vocabulary},
       {"train_batches", train_batches_of(plan)},
-      {"valid_batches", plan.valid->per_epoch()},
+      {"valid_batches", size_of_valid(plan)},
       {"train_data", plan.train->fingerprint()},
-      {"valid_data", plan.valid->fingerprint()},
+      {"valid_data", fingerprint(*plan.valid)},
   };
 }
 
@@ -169,7 +173,7 @@ WroteTargets write_targets(CommandEncoder& encoder, const models::Model& teacher
     }
     write_whole(manifest_path(folder), manifest.dump(2) + "\n", "targets");
   }
-  const std::int64_t valid = plan.valid->per_epoch(), all = valid + train_batches_of(plan);
+  const std::int64_t valid = size_of_valid(plan), all = valid + train_batches_of(plan);
   WroteTargets result;
   for (std::int64_t i = 0; i < all && !result.stopped; ++i) {
     const bool train = i >= valid;
@@ -178,7 +182,8 @@ WroteTargets write_targets(CommandEncoder& encoder, const models::Model& teacher
     if (fs::exists(path)) {
       ++result.found;
     } else {
-      const Batch batch = (train ? plan.train : plan.valid)->at(number);
+      const Batch batch =
+          train ? plan.train->at(number) : (*plan.valid)[static_cast<std::size_t>(number)];
       check_batch("targets", teacher, batch);
       write_batch(path, targets_of(encoder, teacher, batch, k), batch);
       ++result.written;
@@ -200,7 +205,7 @@ Targets::Targets(std::string folder, const TargetsPlan& plan, std::int64_t vocab
   const Json manifest = manifest_of(plan, vocabulary);
   check_manifest(folder_, manifest);
   identity_ = manifest.dump();
-  const std::int64_t counts[] = {plan.valid->per_epoch(), train_batches_};
+  const std::int64_t counts[] = {size_of_valid(plan), train_batches_};
   for (const bool train : {false, true}) {
     for (std::int64_t i = 0; i < counts[train ? 1 : 0]; ++i) {
       const std::string path = file_of(folder_, train, i);

@@ -6,7 +6,8 @@
 namespace mlxtape::jobs {
 
 // Throws kArgument for packings that there are not, and for a high that is no larger than low.
-void check_packings(const DynamicQuantOptions& options);
+// dtype: of scales and biases.
+void check_packings(const DynamicQuantOptions& options, DType dtype);
 
 // Is it for the sensitivity to say how it is packed?
 bool is_measured(const std::string& path, const Shape& shape, const DynamicQuantOptions& options);

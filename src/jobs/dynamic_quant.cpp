@@ -31,14 +31,16 @@ bool is_router(const std::string& path) {
   return models::usual_packing({4, 64})(path, Shape{64}).bits == 8;
 }
 
-double bits_of(models::Packing p) { return p.bits + 32.0 / p.group_size; }
+double bits_of(models::Packing p, DType dtype) {
+  return p.bits + 16.0 * static_cast<double>(size_of(dtype)) / p.group_size;
+}
 
 }  // namespace
 
-void check_packings(const DynamicQuantOptions& options) {
+void check_packings(const DynamicQuantOptions& options, DType dtype) {
   models::usual_packing(options.low);
   models::usual_packing(options.high);
-  if (bits_of(options.high) > bits_of(options.low)) return;
+  if (bits_of(options.high, dtype) > bits_of(options.low, dtype)) return;
   const auto text = [](models::Packing p) {
     return std::to_string(p.bits) + " bits in groups of " + std::to_string(p.group_size);
   };
@@ -105,7 +107,7 @@ double bits_per_weight(const models::Model& model, const models::PackingRule& ru
 
 DynamicPacking choose_packing(const models::Model& model, const Sensitivities& values,
                               double target_bits, const DynamicQuantOptions& options) {
-  check_packings(options);
+  check_packings(options, model.dtype());
   const std::map<std::string, double> of(values.begin(), values.end());
   models::Weights weights = model.weights;
   std::set<std::string> known;

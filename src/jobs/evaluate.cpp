@@ -183,41 +183,6 @@ std::vector<Batch> rows_of_length(const std::vector<Sample>& samples, std::int64
   return batches;
 }
 
-std::vector<Batch> rows_of_samples(const std::vector<Sample>& samples,
-                                   const BatchOptions& options) {
-  if (options.batch_size < 1 || options.max_tokens < 2) {
-    wrong("batch_size and max_tokens must be at least 1 and 2, got " +
-          std::to_string(options.batch_size) + " and " + std::to_string(options.max_tokens));
-  }
-  std::vector<Batch> batches;
-  const auto count = static_cast<std::int64_t>(samples.size());
-  for (std::int64_t first = 0; first < count; first += options.batch_size) {
-    Batch batch;
-    batch.rows = std::min(options.batch_size, count - first);
-    const auto tokens_of = [&](std::int64_t r) {
-      const Sample& sample = samples[static_cast<std::size_t>(first + r)];
-      return std::min(static_cast<std::int64_t>(sample.tokens.size()), options.max_tokens);
-    };
-    for (std::int64_t r = 0; r < batch.rows; ++r) {
-      batch.length = std::max(batch.length, tokens_of(r) - 1);
-    }
-    if (batch.length == 0) continue;
-    for (std::int64_t r = 0; r < batch.rows; ++r) {
-      const Sample& sample = samples[static_cast<std::size_t>(first + r)];
-      const std::int64_t learned = options.learn_prompt ? 0 : sample.prompt;
-      for (std::int64_t t = 0; t < batch.length; ++t) {
-        const bool counts = t + 1 < tokens_of(r) && t + 1 >= learned;
-        batch.tokens.push_back(t < tokens_of(r) ? sample.tokens[static_cast<std::size_t>(t)] : 0);
-        batch.targets.push_back(counts ? sample.tokens[static_cast<std::size_t>(t + 1)] : -1);
-        batch.counted += counts ? 1 : 0;
-      }
-    }
-    batches.push_back(std::move(batch));
-  }
-  if (batches.empty()) wrong("there must be a sample of at least 2 tokens");
-  return batches;
-}
-
 Evaluation evaluate(CommandEncoder& encoder, const models::Model& model,
                     const models::Model* reference, const std::vector<Batch>& batches,
                     const EvaluateOptions& options) {

@@ -195,7 +195,7 @@ std::vector<Batch> calibration_rows(const std::vector<Sample>& samples, std::int
 
 Sensitivities sensitivities(CommandEncoder& encoder, const models::Model& model,
                             const std::vector<Batch>& batches, const SensitivityOptions& options) {
-  check_packings(options.packing);
+  check_packings(options.packing, model.dtype());
   if (batches.empty()) {
     throw Error(Errc::kArgument, "dynamic_quant: there must be a batch");
   }

@@ -110,7 +110,7 @@ TEST_P(Evaluate, IsWhatTheFormulasSay) {
     padded.batch_size = 5;
     padded.learn_prompt = false;
     for (const auto& batches :
-         {jobs::rows_of_length(samples, 9, 4), jobs::rows_of_samples(samples, padded)}) {
+         {jobs::rows_of_length(samples, 9, 4), jobs::every_batch(samples, padded)}) {
       const Numbers want = direct(packed_, model_, batches);
       for (const std::int64_t chunk : {0, 33, 40}) {
         SCOPED_TRACE(type + " " + std::to_string(chunk));
@@ -224,7 +224,7 @@ TEST_P(Evaluate, SaysWhatIsWrong) {
 
 MT_ON_EVERY_BACKEND(Evaluate);
 
-TEST(EvaluateRows, OfLengthAndOfSamples) {
+TEST(EvaluateRows, OfLength) {
   const std::vector<Sample> samples = {
       {{1, 2, 3}, 1}, {{4}, 0}, {{5, 6, 7, 8, 9}, 3}, {{10, 11}, 1}};
   const auto rows = jobs::rows_of_length(samples, 3, 2);
@@ -236,30 +236,12 @@ TEST(EvaluateRows, OfLengthAndOfSamples) {
   EXPECT_EQ(rows[0].counted, 4);
   EXPECT_EQ(jobs::rows_of_length(samples, 3, 2, 2).size(), 1U);
 
-  jobs::BatchOptions options;
-  options.batch_size = 3;
-  options.max_tokens = 4;
-  auto padded = jobs::rows_of_samples(samples, options);
-  ASSERT_EQ(padded.size(), 2U);
-  EXPECT_EQ(padded[0].length, 3);
-  EXPECT_EQ(padded[0].tokens, (std::vector<std::int32_t>{1, 2, 3, 4, 0, 0, 5, 6, 7}));
-  EXPECT_EQ(padded[0].targets, (std::vector<std::int32_t>{2, 3, -1, -1, -1, -1, 6, 7, 8}));
-  EXPECT_EQ(padded[0].counted, 5);
-  EXPECT_EQ(padded[1].targets, (std::vector<std::int32_t>{11}));
-  options.learn_prompt = false;
-  padded = jobs::rows_of_samples(samples, options);
-  EXPECT_EQ(padded[0].targets, (std::vector<std::int32_t>{2, 3, -1, -1, -1, -1, -1, -1, 8}));
-
   const auto refused = [](const std::string& says, const std::function<void()>& call) {
     expect_error(Errc::kArgument, says, call);
   };
   refused("at least 2 tokens, got 1", [&] { jobs::rows_of_length(samples, 1); });
   refused("batch_size must be at least 1, got 0", [&] { jobs::rows_of_length(samples, 3, 0); });
   refused("a row's 12 tokens, got 11", [&] { jobs::rows_of_length(samples, 12); });
-  refused("must be at least 1 and 2, got 0 and 2",
-          [&] { jobs::rows_of_samples(samples, {0, 32, 2, 0, true}); });
-  refused("a sample of at least 2 tokens",
-          [&] { jobs::rows_of_samples({{{1}, 0}}, {1, 32, 2, 0, true}); });
 }
 
 }  // namespace

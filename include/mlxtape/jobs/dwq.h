@@ -57,7 +57,7 @@ std::vector<Trainable> dwq_trainables(const models::Model& student);
 // student: its scales and biases are put into new memory first, so that no copy of it changes. hooks.validate is dwq's own
 // and must not be given.
 DwqResult dwq(CommandEncoder& encoder, models::Model& student, const DwqTeacher& teacher,
-              const Batches& train, const Batches& valid, const DwqOptions& options = {},
+              const Batches& train, const std::vector<Batch>& valid, const DwqOptions& options = {},
               const FitHooks& hooks = {});
 
 }  // namespace mlxtape::jobs

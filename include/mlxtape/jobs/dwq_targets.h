@@ -22,7 +22,7 @@ namespace mlxtape::jobs {
 // What targets are made from.
 struct TargetsPlan {
   const Batches* train = nullptr;
-  const Batches* valid = nullptr;
+  const std::vector<Batch>* valid = nullptr;
   BatchOptions options;            // of train; told by the manifest
   std::int64_t train_batches = 0;  // 0: one pass
   std::int64_t k = 1024;           // or the vocabulary where that is smaller

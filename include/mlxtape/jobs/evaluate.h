@@ -1,7 +1,7 @@
 // evaluate: how well a model predicts texts, and how near it is to another that it was made from.
 //
 //   const auto rows = rows_of_length(read_samples(file, tokenizer), 512);
-//   const Evaluation e = evaluate(*encoder, packed, &model, rows);
+//   const Evaluation e = evaluate(*encoder, packed, &model, rows);    // or of every_batch (jobs/dataset.h): samples, padded
 //
 // Formula    over the N targets that count, z a model's logits, p = softmax(z):
 //            l = −log p[target];  perplexity = exp(mean l), its error perplexity·std(l)/√N, as mlx-lm has it
@@ -26,10 +26,6 @@ namespace mlxtape::jobs {
 // used. A row predicts length − 1 tokens. most: so many rows at the most; 0: all. Throws kArgument where there is no row.
 std::vector<Batch> rows_of_length(const std::vector<Sample>& samples, std::int64_t length = 512,
                                   std::int64_t batch_size = 8, std::int64_t most = 0);
-
-// A row for each sample, in their order, filled up to the longest of its batch; batch_size and max_tokens count, and whether
-// the prompt does. A sample of one token predicts nothing.
-std::vector<Batch> rows_of_samples(const std::vector<Sample>& samples, const BatchOptions& options);
 
 struct Estimate {
   double value = 0, error = 0;
