@@ -195,6 +195,7 @@ FitOptions fit_options(const models::Model& student, const DwqTeacher& teacher,
   f.learning_rate = options.learning_rate;
   f.adamw.weight_decay = 0;
   f.adamw.bias_correction = true;
+  f.lazy_rows = false;
   f.report_every = options.report_every;
   f.validate_every = options.validate_every;
   f.save_every = options.save_every;

@@ -5,12 +5,17 @@
 //            g scaled to a norm of at most clip; adamw (mlxtape/ops/optimiser.h) at the rate of t.
 //            rate(t) = learning_rate·t/warmup up to warmup; then learning_rate, or with cosine
 //            final + (learning_rate − final)·(1 + cos(π·u))/2, u = (t − warmup)/(iterations − warmup), final = learning_rate·final_share
+// Rows       a gradient that comes as rows (mlxtape/tape/rows.h), an embedding's that is not the head too, is stepped by rows:
+//            those that no token had stay as they are. With lazy_rows off every row decays, as in mlx-lm.
 // State      <folder>/state.safetensors: masters, moments, t, the best so far and what was reported, in one file that is there
-//            whole or not at all; <folder>/best.safetensors: the trainables where the validation was lowest. A batch is a
-//            function of its number, and so must be whatever else the objective draws: nothing else needs to be kept.
-//            A state belongs to a run with the same fingerprint: another is an error that says which setting differs.
+//            whole or not at all; <folder>/best.safetensors: the trainables where the validation was lowest, written after a
+//            state of that step. A batch is a function of its number, and so must be whatever else the objective draws:
+//            nothing else needs to be kept. The same bits are promised on the same device.
+//            A state belongs to a run with the same options and fingerprint: another is an error that says which setting
+//            differs. Free to change are report_every, save_every and, without cosine, iterations.
+//            Where a state is and resume is off, it is refused: a run must not write over another.
 // Errors     a loss or norm that is not finite: kArgument; says at which step, that nothing of it was kept, and from where to
-//            go on. The state on the disk is then the last good one.
+//            go on. The state on the disk is then the last good one. One that cannot be written: kIo, the one before is whole.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +31,8 @@ namespace mlxtape::jobs {
 
 struct Trainable {
   std::string name;
-  Tensor tensor;  // contiguous, f32 or 16 bits (a master copy in f32 is kept then); written in place
+  Tensor
+      tensor;  // contiguous, f32 or 16 bits (a master copy in f32 is kept then); written in place
 };
 
 // What is made smaller.
@@ -40,7 +46,8 @@ using Objective = std::function<Recorded(Tape& tape, std::int64_t batch)>;
 struct FitPoint {
   std::int64_t step = 0;
   double loss = 0;  // mean of the steps since the last point, or of the validation
-  double rate = 0, norm = 0, tokens_per_second = 0;
+  double rate = 0, norm = 0,
+         tokens_per_second = 0;  // rate and norm, before it is clipped, of that step
 };
 
 struct FitOptions {
@@ -51,17 +58,22 @@ struct FitOptions {
   double final_share = 0;
   double clip = 0;  // 0: none
   ops::AdamWOptions adamw;
-  std::int64_t report_every = 10, validate_every = 200, save_every = 100;
-  std::string folder;                              // empty: no state is written
-  bool resume = false;                             // go on from the folder's state
-  std::map<std::string, std::string> fingerprint;  // what a state must agree on beside these options: data, model, …
+  bool lazy_rows = true;
+  std::int64_t report_every = 10, validate_every = 200, save_every = 100;  // 0: at the end alone
+  std::string folder;   // empty: no state is written
+  bool resume = false;  // go on from the folder's state; begin where there is none yet
+  std::map<std::string, std::string>
+      fingerprint;  // what a state must agree on beside these options: data, model, …
 };
 
 struct FitHooks {
-  std::function<double()> validate;                   // the loss that counts; none: not called
-  std::function<void(std::int64_t step)> on_step;     // after each, for progress
-  std::function<void(const FitPoint&)> on_report;     // every report_every steps
-  std::function<void(const FitPoint&)> on_validated;  // before the first step, every validate_every, after the last
+  std::function<void(std::int64_t step)>
+      on_resumed;                                  // before anything else, where a state was found
+  std::function<double()> validate;                // the loss that counts; none: not called
+  std::function<void(std::int64_t step)> on_step;  // after each, for progress
+  std::function<void(const FitPoint&)> on_report;  // every report_every steps
+  std::function<void(const FitPoint&)>
+      on_validated;  // before the first step, every validate_every, after the last
   std::function<void(std::int64_t step)> on_saved;
   std::function<bool()> stop;  // asked after each step: true saves the state and returns
 };

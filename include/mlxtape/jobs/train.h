@@ -1,0 +1,52 @@
+// train: every weight of a model learns from texts: from scratch (models::random_model) or on from a loaded one.
+//
+//   models::Model model = models::random_model(config, *encoder, DType::kBF16, seed);
+//   const TrainResult result = train(*encoder, model, read_data("data", tokenizer), options);
+//   models::save_model(model, "out");
+//
+// Trained    the floats of the model, written in place: weights, norms, of packed weights scales and biases; codes stay.
+// Loss       mean cross entropy of a batch's targets (models::loss). The validation's is the mean over all counted targets of
+//            its batches, whatever their sizes.
+// Result     where there was a validation the model holds the weights of its lowest loss, the first one's before any step
+//            among them, also after a stop; else those of the last step. The state on the disk is always that of the last.
+#pragma once
+
+#include "mlxtape/jobs/dataset.h"
+#include "mlxtape/jobs/fit.h"
+#include "mlxtape/models/model.h"
+
+namespace mlxtape::jobs {
+
+struct DeviceBatch {
+  Tensor tokens, targets;  // [rows, length] i32
+};
+DeviceBatch to_device(CommandEncoder& encoder, const Batch& batch);
+
+// Throws kArgument for the first token that is not in a vocabulary of this size.
+void check_tokens(const std::vector<Sample>& samples, std::int64_t vocabulary);
+
+// Every sample, but at most so many batches, evenly over all lengths; -1: all. None where nothing in them counts.
+std::vector<Batch> validation_batches(const std::vector<Sample>& samples,
+                                      const BatchOptions& options, std::int64_t most);
+
+// The mean cross entropy over all counted targets; there must be one.
+double mean_loss(CommandEncoder& encoder, const models::Model& model,
+                 const std::vector<Batch>& batches);
+
+struct TrainOptions {
+  FitOptions fit;  // to its fingerprint are added the model's config, the data and checkpoint
+  BatchOptions batches;
+  bool checkpoint = false;  // layers are computed again on the way back instead of remembered
+  std::int64_t validation_batches = -1;  // at most so many; -1: all, 0: no validation
+};
+
+struct TrainResult {
+  FitResult fit;
+  bool holds_best = false;  // the model's weights are those of fit.best_step, else of fit.steps
+};
+
+// hooks.validate, where given, takes the place of the mean loss on data.valid.
+TrainResult train(CommandEncoder& encoder, const models::Model& model, const DataSet& data,
+                  const TrainOptions& options, const FitHooks& hooks = {});
+
+}  // namespace mlxtape::jobs

@@ -1,0 +1,170 @@
+#include "mlxtape/jobs/train.h"
+
+#include <memory>
+
+namespace mlxtape::jobs {
+
+namespace {
+
+std::vector<Trainable> floats_of(const models::Model& model) {
+  std::vector<Trainable> trainables;
+  for (const models::Parameter& p : models::parameters(model)) {
+    if (is_float(p.tensor.dtype())) trainables.push_back({p.name, p.tensor});
+  }
+  return trainables;
+}
+
+// The weights of the lowest validation, where no folder keeps them.
+class BestCopy {
+ public:
+  BestCopy(CommandEncoder& encoder, const std::vector<Trainable>& trainables)
+      : encoder_(encoder), trainables_(trainables) {}
+
+  void see(const FitPoint& point) {
+    if (!copies_.empty() && !(point.loss < loss_)) return;
+    loss_ = point.loss;
+    const bool is_first = copies_.empty();
+    for (std::size_t i = 0; i < trainables_.size(); ++i) {
+      const Tensor& t = trainables_[i].tensor;
+      if (is_first) copies_.push_back(encoder_.empty_like(t));
+      encoder_.copy(t, copies_[i]);
+    }
+  }
+  void restore() const {
+    for (std::size_t i = 0; i < copies_.size(); ++i) {
+      encoder_.copy(copies_[i], trainables_[i].tensor);
+    }
+  }
+
+ private:
+  CommandEncoder& encoder_;
+  const std::vector<Trainable>& trainables_;
+  std::vector<Tensor> copies_;
+  double loss_ = 0;
+};
+
+Objective objective_of(CommandEncoder& encoder, const models::Model& model, const Batches& batches,
+                       bool checkpoint) {
+  // With checkpoints a model must live as long as its tape: until the next batch.
+  auto watched = std::make_shared<models::Model>();
+  return [&encoder, &model, &batches, checkpoint, watched](Tape& tape, std::int64_t number) {
+    const Batch batch = batches.at(number);
+    const DeviceBatch given = to_device(encoder, batch);
+    *watched = models::watch(tape, model);
+    Recorded recorded;
+    recorded.loss = models::loss(tape, *watched, given.tokens, given.targets, {checkpoint, {}});
+    for (const Trainable& each : floats_of(*watched)) recorded.watched.push_back(each.tensor);
+    recorded.tokens = batch.counted;
+    return recorded;
+  };
+}
+
+void check(const models::Model& model, const DataSet& data, const TrainOptions& options) {
+  if (data.train.empty()) {
+    throw Error(Errc::kArgument, "train: there must be samples to learn from, got none");
+  }
+  if (options.validation_batches < -1) {
+    throw Error(Errc::kArgument, "train: validation_batches must be at least -1, got " +
+                                     std::to_string(options.validation_batches));
+  }
+  check_tokens(data.train, model.config.vocabulary);
+  if (options.validation_batches != 0) check_tokens(data.valid, model.config.vocabulary);
+}
+
+}  // namespace
+
+DeviceBatch to_device(CommandEncoder& encoder, const Batch& batch) {
+  const Shape shape{batch.rows, batch.length};
+  DeviceBatch result{encoder.empty(shape, DType::kI32), encoder.empty(shape, DType::kI32)};
+  encoder.upload(batch.tokens.data(), result.tokens.bytes(), result.tokens);
+  encoder.upload(batch.targets.data(), result.targets.bytes(), result.targets);
+  return result;
+}
+
+void check_tokens(const std::vector<Sample>& samples, std::int64_t vocabulary) {
+  for (const Sample& sample : samples) {
+    for (const std::int32_t token : sample.tokens) {
+      if (token >= 0 && token < vocabulary) continue;
+      throw Error(Errc::kArgument, "data: tokens must be in the model's vocabulary of " +
+                                       std::to_string(vocabulary) + ", got " +
+                                       std::to_string(token) + "; is the tokenizer this model's?");
+    }
+  }
+}
+
+std::vector<Batch> validation_batches(const std::vector<Sample>& samples,
+                                      const BatchOptions& options, std::int64_t most) {
+  std::vector<Batch> all = every_batch(samples, options);
+  std::erase_if(all, [](const Batch& batch) { return batch.counted == 0; });
+  const auto n = static_cast<std::int64_t>(all.size());
+  if (most < 0 || n <= most) return all;
+  std::vector<Batch> chosen;
+  for (std::int64_t i = 0; i < most; ++i) {
+    chosen.push_back(std::move(all[static_cast<std::size_t>((2 * i + 1) * n / (2 * most))]));
+  }
+  return chosen;
+}
+
+double mean_loss(CommandEncoder& encoder, const models::Model& model,
+                 const std::vector<Batch>& batches) {
+  double sum = 0;
+  std::int64_t counted = 0;
+  for (const Batch& batch : batches) {
+    if (batch.counted == 0) continue;
+    Tape tape(encoder);
+    const DeviceBatch given = to_device(encoder, batch);
+    float mean = 0;
+    encoder.download(models::loss(tape, model, given.tokens, given.targets), &mean, sizeof mean);
+    sum += static_cast<double>(mean) * static_cast<double>(batch.counted);
+    counted += batch.counted;
+  }
+  if (counted == 0) {
+    throw Error(Errc::kArgument, "mean_loss: there must be a target that counts, got none");
+  }
+  return sum / static_cast<double>(counted);
+}
+
+TrainResult train(CommandEncoder& encoder, const models::Model& model, const DataSet& data,
+                  const TrainOptions& options, const FitHooks& hooks) {
+  check(model, data, options);
+  const Batches batches(data.train, options.batches);
+  const std::vector<Batch> valid =
+      validation_batches(data.valid, options.batches, options.validation_batches);
+  const std::vector<Trainable> trainables = floats_of(model);
+
+  FitOptions how = options.fit;
+  how.fingerprint["train"] = batches.fingerprint();
+  how.fingerprint["valid"] = fingerprint(valid);
+  how.fingerprint["model"] = model.config.json.dump(-1, true);
+  how.fingerprint["dtype"] = name_of(model.dtype());
+  how.fingerprint["checkpoint"] = options.checkpoint ? "on" : "off";
+
+  FitHooks all = hooks;
+  if (!all.validate && !valid.empty()) {
+    all.validate = [&] {
+      return mean_loss(encoder, model, valid);
+    };
+  }
+  BestCopy best(encoder, trainables);
+  if (how.folder.empty()) {
+    all.on_validated = [&](const FitPoint& point) {
+      best.see(point);
+      if (hooks.on_validated) hooks.on_validated(point);
+    };
+  }
+  TrainResult result;
+  result.fit =
+      fit(encoder, trainables, objective_of(encoder, model, batches, options.checkpoint), how, all);
+  result.holds_best = result.fit.best_step >= 0;
+  if (result.holds_best && result.fit.best_step != result.fit.steps) {
+    if (how.folder.empty()) {
+      best.restore();
+    } else {
+      load_trainables(encoder, how.folder + "/best.safetensors", trainables);
+    }
+  }
+  encoder.commit_and_wait();
+  return result;
+}
+
+}  // namespace mlxtape::jobs
