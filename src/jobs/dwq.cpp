@@ -13,8 +13,18 @@ namespace {
 
 [[noreturn]] void wrong(const std::string& what) { throw Error(Errc::kArgument, "dwq: " + what); }
 
-bool learns(const models::Slot& slot) {
-  return slot.weight != nullptr && slot.weight->is_packed() && slot.weight->packed.bits < 8;
+// Calls function(name, tensor) with each of the weights that learns.
+template <class Function>
+void each_learning(models::Weights& weights, const models::Config& config, bool others,
+                   const Function& function) {
+  for (const models::Slot& slot : models::slots(weights, config)) {
+    if (slot.tensor != nullptr) {
+      if (others) function(slot.name, *slot.tensor);
+    } else if (slot.weight->is_packed() && slot.weight->packed.bits < 8) {
+      function(slot.name + ".scales", slot.weight->packed.scales);
+      function(slot.name + ".biases", slot.weight->packed.biases);
+    }
+  }
 }
 
 // Of a teacher's model or stored targets, for one batch.
@@ -51,16 +61,16 @@ class Distiller {
         student_(student),
         teacher_(encoder, teacher),
         train_(train),
-        valid_(valid) {
+        valid_(valid),
+        others_(options.others) {
     hidden_.checkpoint = options.checkpoint;
     kl_.temperature = static_cast<float>(options.temperature);
     kl_.chunk_rows = chunk_of(encoder, student, options.chunk_rows);
-    for (const models::Slot& slot : models::slots(student.weights, student.config)) {
-      if (!learns(slot)) continue;
-      slot.weight->packed.scales = own(slot.weight->packed.scales);
-      slot.weight->packed.biases = own(slot.weight->packed.biases);
-    }
-    trainables_ = dwq_trainables(student);
+    each_learning(student.weights, student.config, others_,
+                  [&](const std::string& name, Tensor& t) {
+                    t = own(t);
+                    trainables_.push_back({name, t});
+                  });
   }
 
   const std::vector<Trainable>& trainables() const { return trainables_; }
@@ -68,13 +78,10 @@ class Distiller {
   Recorded loss(Tape& tape, std::int64_t number) {
     Recorded recorded;
     watched_ = student_;  // a checkpoint reads it again on the way back
-    for (const models::Slot& slot : models::slots(watched_.weights, watched_.config)) {
-      if (!learns(slot)) continue;
-      for (Tensor* t : {&slot.weight->packed.scales, &slot.weight->packed.biases}) {
-        *t = tape.watch(*t, DType::kF32);
-        recorded.watched.push_back(*t);
-      }
-    }
+    each_learning(watched_.weights, watched_.config, others_, [&](const std::string&, Tensor& t) {
+      t = tape.watch(t, DType::kF32);
+      recorded.watched.push_back(t);
+    });
     const Batch batch = train_.at(number);
     check_batch("dwq", student_, batch);
     recorded.tokens = batch.counted;
@@ -127,6 +134,7 @@ class Distiller {
   const std::vector<Batch>& valid_;
   models::HiddenOptions hidden_;
   HeadKlOptions kl_;
+  bool others_;
   std::vector<Trainable> trainables_;
 };
 
@@ -221,14 +229,11 @@ std::string line_of(const DwqResult& r) {
 
 }  // namespace
 
-std::vector<Trainable> dwq_trainables(const models::Model& student) {
+std::vector<Trainable> dwq_trainables(const models::Model& student, bool others) {
   std::vector<Trainable> result;
   models::Weights weights = student.weights;
-  for (const models::Slot& slot : models::slots(weights, student.config)) {
-    if (!learns(slot)) continue;
-    result.push_back({slot.name + ".scales", slot.weight->packed.scales});
-    result.push_back({slot.name + ".biases", slot.weight->packed.biases});
-  }
+  each_learning(weights, student.config, others,
+                [&](const std::string& name, const Tensor& t) { result.push_back({name, t}); });
   return result;
 }
 

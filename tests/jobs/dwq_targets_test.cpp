@@ -132,9 +132,9 @@ TEST_P(DwqTargets, FewLogitsStillTeach) {
   models::Model student =
       models::quantize_model(encoder(), teacher_, models::usual_packing({2, 32}));
   jobs::DwqOptions options;
-  options.learning_rate = 3e-3;
+  options.learning_rate = 5e-4;
   const auto r = jobs::dwq(encoder(), student, {nullptr, &targets}, train_, valid_, options);
-  EXPECT_LT(r.final, 0.95 * r.initial) << r.initial;
+  EXPECT_LT(r.final, 0.97 * r.initial) << r.initial;
   options.iterations = 7;
   expect_error(Errc::kArgument, "targets for all 7 batches, got 6", [&] {
     jobs::dwq(encoder(), student, {nullptr, &targets}, train_, valid_, options);

@@ -75,9 +75,11 @@ def caught_sums(into):
         mx.distributed.all_sum = original
 
 
-def run_dwq(model, config, train, valid):
+def run_dwq(model, config, train, valid, others):
     student = copy.deepcopy(model)
     quantize_model(student, copy.deepcopy(config), DWQ["group_size"], DWQ["bits"])
+    if not others:  # mlx-lm's own command does not: norms learn with the scales
+        student.freeze()
     numbers = []
     start = time.time()
     with caught_sums(numbers):
@@ -99,14 +101,14 @@ def run_dwq(model, config, train, valid):
     def mean(part):
         return float(np.average(losses[part], weights=counts[part]))
 
-    return {
+    found = {
         **DWQ,
         "losses": losses[each:-each],
         "tokens": counts[each:-each],
         "initial": mean(slice(0, each)),
         "final": mean(slice(-each, None)),
-        "seconds": round(seconds, 3),
     }
+    return found, seconds
 
 
 def run_dynamic(model, data):
@@ -115,16 +117,22 @@ def run_dynamic(model, data):
         model, rows(data, DYNAMIC["length"]), low, group, high, group, batch_size=DYNAMIC["batch_size"]
     )
     values = dict(found)
-    # Halfway between all low and all high.
-    sizes = []
-    for bits in (low, high):
+
+    def bits_of(high_ones):
         packed = copy.deepcopy(model)
-        nn.quantize(packed, group, bits)
-        sizes.append(dynamic_quant.compute_bits_per_weight(packed))
-    target = sum(sizes) / 2
-    threshold = dynamic_quant.estimate_threshold(model, values, target, low, group, high, group)
-    chosen = sorted(path for path, value in values.items() if value > threshold)
-    return {**DYNAMIC, "values": found, "target": target, "high": chosen, "all_low": sizes[0], "all_high": sizes[1]}
+        more = {"bits": high, "group_size": group}
+        nn.quantize(packed, group, low, class_predicate=lambda path, m: hasattr(m, "to_quantized")
+                    and (more if path in high_ones else True))
+        return dynamic_quant.compute_bits_per_weight(packed)
+
+    least, most = bits_of([]), bits_of(values)
+    choices = []
+    for part in (0.1, 0.25, 0.4, 0.6, 0.75, 0.9):
+        target = least + part * (most - least)
+        threshold = dynamic_quant.estimate_threshold(model, values, target, low, group, high, group)
+        chosen = sorted(path for path, value in values.items() if value > threshold)
+        choices.append({"target": target, "high": chosen, "bits": bits_of(chosen)})
+    return {**DYNAMIC, "values": found, "choices": choices}
 
 
 def write_case(name, config, path):
@@ -136,20 +144,21 @@ def write_case(name, config, path):
     random = np.random.default_rng(7)
     train, valid = samples(random, 160, 64), samples(random, 16, 64)
     value, error = perplexity.eval_ppl(model, rows(valid, PERPLEXITY["length"]), PERPLEXITY["batch_size"])
+    run, seconds = run_dwq(model, config, train, valid, False)
     found = {
         "versions": {name: importlib.metadata.version(name) for name in ("mlx", "mlx-lm")},
         "train": train,
         "valid": valid,
         "perplexity": {**PERPLEXITY, "value": value, "error": error},
         "dynamic": run_dynamic(model, valid),
-        "dwq": run_dwq(model, config, train, valid),
+        "dwq": run,
+        "dwq_others": run_dwq(model, config, train, valid, True)[0],
     }
     with open(path / "jobs.json", "w") as file:
         json.dump(found, file)
         file.write("\n")
-    run = found["dwq"]
     print(f"{name}: perplexity {value:.3f} ± {error:.3f}, dwq {run['initial']:.4f} to {run['final']:.4f}"
-          f" in {run['seconds']} s", flush=True)
+          f" in {seconds:.2f} s", flush=True)
 
 
 def main():

@@ -7,7 +7,8 @@
 //            logits, T = 2, without a factor T²; m = 1 where the batch has a target, so that padding does not count.
 //            With stored targets t are its k largest, z is taken where they were, and both softmaxes are over those k.
 // Learns     scales and biases of every weight packed in less than 8 bits, which leaves routers as they are; masters and Adam
-//            in f32, with bias correction, without decay; one pass over the batches at one rate. As mlx-lm's dwq.
+//            in f32, with bias correction, without decay; one pass over the batches at one rate. As mlx-lm's dwq, which does
+//            not freeze norms, filters, decays and biases of projections either: with others they learn too.
 // Validation the same loss over valid, before, every validate_every steps, after. Where it ends above where it began, the
 //            student gets the values of the lowest one, and the result says so.
 // Memory     of the teacher's and the student's logits some rows at a time (jobs/evaluate.h). With a resident teacher both
@@ -33,6 +34,7 @@ struct DwqOptions {
   double temperature = 2;
   std::int64_t iterations = 0;  // 0: one pass over the batches
   std::int64_t report_every = 20, validate_every = 200, save_every = 100;
+  bool others = false;          // norms and all that is never packed learn too
   bool checkpoint = false;      // layers are computed again on the way back
   std::int64_t chunk_rows = 0;  // of logits at a time; 0: as many as are quick
   std::string folder;           // of fit's state; empty: none
@@ -51,10 +53,10 @@ struct DwqResult {
   std::string warning;  // a line for people; empty where all is well
 };
 
-// The scales and biases that can learn, in the order of a file.
-std::vector<Trainable> dwq_trainables(const models::Model& student);
+// What can learn, in the order of a file.
+std::vector<Trainable> dwq_trainables(const models::Model& student, bool others = false);
 
-// student: its scales and biases are put into new memory first, so that no copy of it changes. hooks.validate is dwq's own
+// student: what learns is put into new memory first, so that no copy of it changes. hooks.validate is dwq's own
 // and must not be given.
 DwqResult dwq(CommandEncoder& encoder, models::Model& student, const DwqTeacher& teacher,
               const Batches& train, const std::vector<Batch>& valid, const DwqOptions& options = {},
