@@ -106,6 +106,7 @@ class Fit : public OnDevice {
     o.warmup = 2;
     o.cosine = true;
     o.clip = 0.7;
+    o.adamw.bias_correction = true;
     o.report_every = 3;
     o.validate_every = 2;
     o.save_every = 2;
@@ -283,6 +284,33 @@ TEST_P(Fit, AccumulationIsAMean) {
       for (std::size_t j = 0; j < x.size(); ++j) EXPECT_NEAR(x[j], y[j], 0x1p-24 * (1 + 12 * 0.05));
     }
   }
+}
+
+// Both have the same gradient, of which the tape has one copy.
+TEST_P(Fit, TwoMayShareAGradient) {
+  const std::vector<Trainable> pair = {{"a", upload({1, 2}, {2}, DType::kF32)},
+                                       {"b", upload({3, 4}, {2}, DType::kF32)}};
+  FitOptions o = options(1);
+  o.accumulation = 4;
+  const auto objective = [&](Tape& tape, std::int64_t) {
+    const Tensor a = tape.watch(pair[0].tensor), b = tape.watch(pair[1].tensor);
+    return Recorded{ops::sum(tape, ops::add(tape, a, b)), {a, b}, 1};
+  };
+  const FitResult result = jobs::fit(encoder(), pair, objective, o);
+  EXPECT_EQ(result.reports[0].norm, 2);  // of four ones
+}
+
+// 1 and 2^-10 have a sum in f32, but none in bf16.
+TEST_P(Fit, GradientsOfSixteenBitsAreSummedInF32) {
+  const std::vector<Trainable> one = {{"w", upload({1}, {1}, DType::kBF16)}};
+  FitOptions o = options(1);
+  o.accumulation = 2;
+  const auto objective = [&](Tape& tape, std::int64_t batch) {
+    const Tensor w = tape.watch(one[0].tensor);
+    const Tensor slope = upload({batch == 0 ? 1 : 0x1p-10}, {1}, DType::kBF16);
+    return Recorded{ops::sum(tape, ops::multiply(tape, w, slope)), {w}, 1};
+  };
+  EXPECT_EQ(jobs::fit(encoder(), one, objective, o).reports[0].norm, 0.5 + 0x1p-11);
 }
 
 // ---- stopping and going on ----
@@ -588,8 +616,8 @@ TEST_P(Fit, AStateOfAnotherRunIsRefused) {
             "iterations must be 8 to go on from it, got 20");
   EXPECT_EQ(says([](FitOptions& x) { x.cosine = false; }),
             "cosine must be on to go on from it, got off");
-  EXPECT_EQ(says([](FitOptions& x) { x.adamw.bias_correction = true; }),
-            "bias_correction must be off to go on from it, got on");
+  EXPECT_EQ(says([](FitOptions& x) { x.adamw.bias_correction = false; }),
+            "bias_correction must be on to go on from it, got off");
   EXPECT_EQ(says([](FitOptions& x) { x.clip = 0.5; }).substr(0, 5), "clip ");
   EXPECT_EQ(says([](FitOptions& x) { x.warmup = 1; }).substr(0, 7), "warmup ");
   EXPECT_EQ(says([](FitOptions& x) { x.final_share = 0.5; }).substr(0, 12), "final_share ");
