@@ -45,6 +45,7 @@ parity: setup build/release/build.ninja  ## compare whole models with mlx-lm, wh
 	cmake --build --preset release -j $(JOBS) --target model_tests
 	rm -rf build/parity/saved && mkdir -p build/parity/saved
 	MLXTAPE_PARITY_MODELS=build/parity/models MLXTAPE_PARITY_SAVED=build/parity/saved \
+	  MLXTAPE_PARITY_JOBS=build/parity/jobs \
 	  build/release/bin/model_tests --gtest_filter='*Parity*'
 	build/parity/venv/bin/python tests/parity/reread.py build/parity/saved
 

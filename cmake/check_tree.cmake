@@ -78,7 +78,7 @@ endforeach()
 list(FILTER files INCLUDE REGEX
      "\\.(h|cpp|cu|cuh|mm|metal|cmake|in|list|py|sh|md|txt|json)$|^(Makefile|\\.[a-z-]+|\\.ci/.*)$")
 # Left out: what programs write, mlx-lm's own files among it.
-list(FILTER files EXCLUDE REGEX "^(bench/results/|tests/parity/golden/|CMakeUserPresets)|/__pycache__/")
+list(FILTER files EXCLUDE REGEX "^(bench/results/|tests/parity/golden(_jobs)?/|CMakeUserPresets)|/__pycache__/")
 set(seen 0)
 foreach(file IN LISTS files)
   if(IS_DIRECTORY ${ROOT}/${file} OR file STREQUAL "cmake/check_tree.cmake")

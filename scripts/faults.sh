@@ -7,7 +7,8 @@
 #   ONLY=text scripts/faults.sh ...      only the faults whose description holds the text
 #
 # tests/faults/<op>.faults runs that op's tests (op_tests), core.faults runs unit_tests, nn.faults those of the
-# blocks, formats.faults and formats_text.faults run formats_tests, models.faults model_tests, train.faults those of data and training.
+# blocks, formats.faults and formats_text.faults run formats_tests, models.faults model_tests, train.faults those of data and
+# training, distil.faults those of evaluation, distillation and dynamic quantisation.
 # In these files
 #
 #   file   src/ops/x/x.cpu.cpp     of the faults that follow
@@ -185,8 +186,9 @@ suites_of() { # name
 prepare() { # name
   program=op_tests flags=--gtest_throw_on_failure  # stops at the first failure
   local ops=$1
-  if [ "$1" = models ] || [ "$1" = train ]; then
+  if [ "$1" = models ] || [ "$1" = train ] || [ "$1" = distil ]; then
     program=model_tests flags= filter='*'
+    if [ "$1" = distil ]; then filter='*Evaluate*:*Dwq*:*DynamicQuant*:*JobsParity*'; fi
     if [ "$1" = train ]; then filter='Permutations*:Batches*:DataFiles*:Fit*:*/Fit*:*/Train*'; fi
     ops=$(grep -v '^#' "$ops_list")
   elif [ "$1" = core ] || [ "$1" = nn ] || [[ $1 == formats* ]]; then

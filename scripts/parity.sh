@@ -1,10 +1,10 @@
 #!/bin/bash
-# Makes the models that model_tests compares with mlx-lm: build/parity/models, by tests/parity/reference.py in
-# a Python environment of its own. Both are made once, and again when what they are made by changes.
+# Makes the models that model_tests compares with mlx-lm: build/parity/models and build/parity/jobs, by
+# tests/parity/reference.py and reference_jobs.py in a Python environment of its own. Both are made once, and again when what they are made by changes.
 #
 #   scripts/parity.sh            the models of the full suite
 #   scripts/parity.sh --hf       and what transformers computes with those in its format (installs PyTorch: large)
-#   scripts/parity.sh --golden   the small models in tests/parity/golden instead
+#   scripts/parity.sh --golden   the small models in tests/parity/golden and golden_jobs instead
 #
 # PYTHON names the Python (3.10 or newer) that the environment is made with.
 set -euo pipefail
@@ -20,6 +20,7 @@ fail() {
 }
 
 output=build/parity/models
+jobs=build/parity/jobs
 options=()
 hf=0
 case "${1:-}" in
@@ -29,6 +30,7 @@ case "${1:-}" in
     packages+=("${hf_packages[@]}") ;;
   --golden)
     output=tests/parity/golden
+    jobs=tests/parity/golden_jobs
     options=(--golden) ;;
   *) fail "knows --hf and --golden, got $1" ;;
 esac
@@ -49,8 +51,10 @@ fi
 export PYTHONDONTWRITEBYTECODE=1
 made_by=$(cat tests/parity/*.py scripts/parity.sh | cksum)
 if [ $output = tests/parity/golden ] || [ "$(cat $output/made_by 2>/dev/null)" != "$made_by" ]; then
-  rm -rf $output
+  rm -rf $output $jobs
   $python tests/parity/reference.py $output "${options[@]}"
+  $python tests/parity/reference_jobs.py $jobs 2>build/parity/jobs.log ||
+    fail "reference_jobs.py failed; build/parity/jobs.log says more"
   if [ $output != tests/parity/golden ]; then printf '%s\n' "$made_by" >$output/made_by; fi
 fi
 if [ $hf = 1 ]; then $python tests/parity/reference_hf.py $output; fi

@@ -36,9 +36,10 @@ nn::DeltaNetShape delta_shape(const Config& c) {
 }
 
 Stream run_layer(Tape& tape, const Model& model, std::int64_t layer, const Stream& in,
-                 const LayerPast* past) {
+                 const LayerPast* past, const LayerWeights* weights) {
   const Config& c = model.config;
-  const LayerWeights& w = model.weights.layers[static_cast<std::size_t>(layer)];
+  const LayerWeights& w =
+      weights != nullptr ? *weights : model.weights.layers[static_cast<std::size_t>(layer)];
   Stream stream = in;
   const Tensor mixed = add_and_norm(tape, stream, w.input_norm, c.eps);
   if (c.has_attention(layer)) {

@@ -20,9 +20,9 @@ struct LayerPast {
 
 nn::DeltaNetShape delta_shape(const Config& config);
 
-// past: null in training.
+// past: null in training. weights: null for the model's own.
 Stream run_layer(Tape& tape, const Model& model, std::int64_t layer, const Stream& in,
-                 const LayerPast* past = nullptr);
+                 const LayerPast* past = nullptr, const LayerWeights* weights = nullptr);
 
 // rms_norm(h + more).
 Tensor run_norm(Tape& tape, const Model& model, const Stream& in);

@@ -18,15 +18,25 @@ void check_tokens(const Tensor& tokens, const char* name) {
   }
 }
 
+using WeightsOf = std::function<LayerWeights(Tape& tape, std::int64_t layer)>;
+
+Stream run_with(Tape& tape, const Model& model, std::int64_t layer, const Stream& in,
+                const WeightsOf& weights) {
+  if (!weights) return run_layer(tape, model, layer, in);
+  const LayerWeights own = weights(tape, layer);
+  return run_layer(tape, model, layer, in, nullptr, &own);
+}
+
 // The layer on an inner tape: what it remembered is gone until the walk comes by.
-Stream run_again_later(Tape& tape, const Model& model, std::int64_t layer, const Stream& in) {
+Stream run_again_later(Tape& tape, const Model& model, std::int64_t layer, const Stream& in,
+                       const WeightsOf& weights) {
   std::vector<Tensor> inputs{in.h};
   if (in.more.defined()) inputs.push_back(in.more);
   const auto out = checkpoint(
       tape,
-      [&model, layer](Tape& inner, const std::vector<Tensor>& x) {
+      [&model, layer, weights](Tape& inner, const std::vector<Tensor>& x) {
         const Stream stream =
-            run_layer(inner, model, layer, {x.size() > 1 ? x[1] : Tensor(), x[0]});
+            run_with(inner, model, layer, {x.size() > 1 ? x[1] : Tensor(), x[0]}, weights);
         return std::vector<Tensor>{stream.more, stream.h};
       },
       inputs);
@@ -39,8 +49,8 @@ Tensor hidden(Tape& tape, const Model& model, const Tensor& tokens, const Hidden
   check_tokens(tokens, "tokens");
   Stream stream{{}, nn::embed(tape, model.weights.embedding, tokens)};
   for (std::int64_t l = 0; l < model.config.layers; ++l) {
-    stream = options.checkpoint ? run_again_later(tape, model, l, stream)
-                                : run_layer(tape, model, l, stream);
+    stream = options.checkpoint ? run_again_later(tape, model, l, stream, options.weights)
+                                : run_with(tape, model, l, stream, options.weights);
     if (options.seen) options.seen(l, ops::add(tape, stream.h, stream.more));
   }
   return run_norm(tape, model, stream);

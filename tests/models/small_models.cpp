@@ -1,5 +1,7 @@
 #include "small_models.h"
 
+#include "mlxtape/ops/elementwise.h"
+
 namespace mlxtape::test {
 
 using formats::Json;
@@ -26,6 +28,17 @@ models::Model small_model(CommandEncoder& encoder, const std::string& type, DTyp
                           std::uint64_t seed) {
   return models::random_model(models::Config::parse(small_config(type), type), encoder, dtype,
                               seed);
+}
+
+models::Model lively_model(CommandEncoder& encoder, const std::string& type, DType dtype,
+                           std::uint64_t seed) {
+  models::Model model = small_model(encoder, type, dtype, seed);
+  for (const models::Slot& slot : models::slots(model.weights, model.config)) {
+    if (slot.weight == nullptr) continue;
+    slot.weight->plain =
+        ops::multiply(encoder, slot.weight->plain, slot.name.ends_with("lm_head") ? 10.0 : 4.0);
+  }
+  return model;
 }
 
 std::vector<std::string> model_types() { return {"qwen3", "qwen3_next", "qwen3_5", "qwen3_5_moe"}; }

@@ -12,6 +12,9 @@ namespace mlxtape::test {
 formats::Json small_config(const std::string& type);
 models::Model small_model(CommandEncoder& encoder, const std::string& type,
                           DType dtype = DType::kF32, std::uint64_t seed = 1);
+// The same with larger weights: its logits differ as those of a model that has learned do.
+models::Model lively_model(CommandEncoder& encoder, const std::string& type,
+                           DType dtype = DType::kF32, std::uint64_t seed = 1);
 std::vector<std::string> model_types();
 
 }  // namespace mlxtape::test

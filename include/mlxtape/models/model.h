@@ -79,6 +79,9 @@ struct HiddenOptions {
   bool checkpoint = false;  // layers are computed again on the way back instead of remembered
   std::function<void(std::int64_t layer, const Tensor& h)>
       seen;  // called with what each layer gives
+  // A layer's weights in place of the model's own, made when it runs and, with checkpoint, once more on the way back: those
+  // that are computed from others need not be there all at once.
+  std::function<LayerWeights(Tape& tape, std::int64_t layer)> weights = {};
 };
 // tokens: [B, L] i32 → what the head takes, [B, L, width]. They are on the device and not looked at: one outside the
 // vocabulary embeds as zeros, a negative one counts from the end.

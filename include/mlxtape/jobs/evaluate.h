@@ -1,0 +1,56 @@
+// evaluate: how well a model predicts texts, and how near it is to another that it was made from.
+//
+//   const auto rows = rows_of_length(read_samples(file, tokenizer), 512);
+//   const Evaluation e = evaluate(*encoder, packed, &model, rows);    // or of every_batch (jobs/dataset.h): samples, padded
+//
+// Formula    over the N targets that count, z a model's logits, p = softmax(z):
+//            l = −log p[target];  perplexity = exp(mean l), its error perplexity·std(l)/√N, as mlx-lm has it
+//            kl = Σ_v p_ref[v]·(log p_ref[v] − log p[v]);  agreement: how often both have the same largest logit, of equal
+//            ones the first. Errors of means: std/√N. std has N − 1 in its denominator; of one target it is 0.
+// Types      logits are of the model's type, each target's numbers f32, the sums over targets double
+// Memory     hidden states of one batch; logits of some of its rows at a time, the reference's beside them
+// Errors     kArgument: no target that counts, a token outside the vocabulary, another vocabulary than the reference's, a
+//            loss that is not finite (says where)
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "mlxtape/jobs/dataset.h"
+#include "mlxtape/models/model.h"
+
+namespace mlxtape::jobs {
+
+// All samples after one another, cut into rows of length tokens, as mlx-lm's perplexity; what is left over at the end is not
+// used. A row predicts length − 1 tokens. most: so many rows at the most; 0: all. Throws kArgument where there is no row.
+std::vector<Batch> rows_of_length(const std::vector<Sample>& samples, std::int64_t length = 512,
+                                  std::int64_t batch_size = 8, std::int64_t most = 0);
+
+struct Estimate {
+  double value = 0, error = 0;
+};
+
+struct Evaluation {
+  std::int64_t tokens = 0;  // N
+  double loss = 0;          // mean l
+  Estimate perplexity;
+  // Where there is a reference:
+  Estimate reference_perplexity, kl, agreement;
+  bool stopped = false;  // the numbers are those of the batches before
+  double seconds = 0;
+  std::size_t peak_bytes = 0;
+};
+
+struct EvaluateOptions {
+  std::int64_t chunk_rows = 0;  // so many rows of logits at a time; 0: as many as are quick
+  std::function<void(std::int64_t done, std::int64_t all)> progress;  // batches
+  std::function<bool()> stop;                                         // asked after each batch
+};
+
+// reference: null, or a model on the same device.
+Evaluation evaluate(CommandEncoder& encoder, const models::Model& model,
+                    const models::Model* reference, const std::vector<Batch>& batches,
+                    const EvaluateOptions& options = {});
+
+}  // namespace mlxtape::jobs

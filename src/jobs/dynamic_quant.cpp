@@ -1,0 +1,169 @@
+#include "mlxtape/jobs/dynamic_quant.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "dynamic_packing.h"
+#include "mlxtape/base/files.h"
+#include "mlxtape/formats/json.h"
+
+namespace mlxtape::jobs {
+
+namespace {
+
+[[noreturn]] void wrong(const std::string& what) {
+  throw Error(Errc::kArgument, "dynamic_quant: " + what);
+}
+
+std::size_t packed_bytes(std::int64_t elements, models::Packing p, DType dtype) {
+  const auto n = static_cast<std::size_t>(elements);
+  if (p.bits == 0) return n * size_of(dtype);
+  return n * static_cast<std::size_t>(p.bits) / 8 +
+         2 * (n / static_cast<std::size_t>(p.group_size)) * size_of(dtype);
+}
+
+// What decides where a token goes: usual_packing knows, for any shape that it could pack.
+bool is_router(const std::string& path) {
+  return models::usual_packing({4, 64})(path, Shape{64}).bits == 8;
+}
+
+double bits_of(models::Packing p, DType dtype) {
+  return p.bits + 16.0 * static_cast<double>(size_of(dtype)) / p.group_size;
+}
+
+}  // namespace
+
+void check_packings(const DynamicQuantOptions& options, DType dtype) {
+  models::usual_packing(options.low);
+  models::usual_packing(options.high);
+  if (bits_of(options.high, dtype) > bits_of(options.low, dtype)) return;
+  const auto text = [](models::Packing p) {
+    return std::to_string(p.bits) + " bits in groups of " + std::to_string(p.group_size);
+  };
+  wrong("high must be larger than low, " + text(options.low) + ", got " + text(options.high));
+}
+
+bool is_measured(const std::string& path, const Shape& shape, const DynamicQuantOptions& options) {
+  if (options.keep_routers && is_router(path)) return false;
+  return shape.back() % options.low.group_size == 0 && shape.back() % options.high.group_size == 0;
+}
+
+models::Packing packing_of(const std::string& path, const Shape& shape,
+                           const DynamicQuantOptions& options, bool high) {
+  if (is_measured(path, shape, options)) return high ? options.high : options.low;
+  const bool router = options.keep_routers && is_router(path);
+  return router ? models::usual_packing(options.low)(path, shape) : models::Packing{};
+}
+
+void write_sensitivities(const std::string& path, const Sensitivities& values) {
+  formats::Json list = formats::Json::Array{};
+  for (const auto& [module, value] : values) {
+    list.array().push_back(formats::Json::Array{module, value});
+  }
+  write_whole(path, list.dump() + "\n", "sensitivities");
+}
+
+Sensitivities read_sensitivities(const std::string& path) {
+  const formats::Json list = formats::Json::parse(read_whole(path, "sensitivities"), path);
+  const auto fail = [&](const std::string& got) {
+    throw Error(Errc::kIo, path + ": must be a list of [path, number], got " + got);
+  };
+  if (!list.is_array()) fail(list.dump().substr(0, 80));
+  Sensitivities values;
+  std::set<std::string> seen;
+  for (const formats::Json& row : list.array()) {
+    if (!row.is_array() || row.array().size() != 2 || !row.array()[0].is_string() ||
+        !row.array()[1].is_number()) {
+      fail(row.dump().substr(0, 80));
+    }
+    values.emplace_back(row.array()[0].string(), row.array()[1].number());
+    if (!seen.insert(values.back().first).second) fail(values.back().first + " twice");
+  }
+  return values;
+}
+
+double bits_per_weight(const models::Model& model, const models::PackingRule& rule) {
+  models::Weights weights = model.weights;
+  std::size_t bytes = 0;
+  std::int64_t elements = 0;
+  for (const models::Slot& slot : models::slots(weights, model.config)) {
+    const std::int64_t n = *element_count(slot.shape);
+    elements += n;
+    if (slot.tensor != nullptr) {
+      bytes += slot.tensor->bytes();
+    } else if (slot.weight->is_packed()) {
+      const ops::QuantizedWeight& w = slot.weight->packed;
+      bytes += w.codes.bytes() + w.scales.bytes() + w.biases.bytes();
+    } else {
+      bytes += packed_bytes(n, rule(slot.name, slot.shape), slot.weight->dtype());
+    }
+  }
+  return 8 * static_cast<double>(bytes) / static_cast<double>(elements);
+}
+
+DynamicPacking choose_packing(const models::Model& model, const Sensitivities& values,
+                              double target_bits, const DynamicQuantOptions& options) {
+  check_packings(options, model.dtype());
+  const std::map<std::string, double> of(values.begin(), values.end());
+  models::Weights weights = model.weights;
+  std::set<std::string> known;
+  std::vector<std::pair<std::string, double>> measured;  // in the model's order
+  for (const models::Slot& slot : models::slots(weights, model.config)) {
+    if (slot.weight == nullptr) continue;
+    known.insert(slot.name);
+    if (!is_measured(slot.name, slot.shape, options)) continue;
+    const auto found = of.find(slot.name);
+    if (found == of.end()) wrong("there must be a sensitivity of " + slot.name);
+    if (!std::isfinite(found->second)) {
+      wrong("the sensitivity of " + slot.name + " must be finite, got " +
+            std::to_string(found->second));
+    }
+    measured.emplace_back(slot.name, found->second);
+  }
+  for (const auto& [path, value] : values) {
+    if (known.count(path) == 0) wrong(path + " must be a weight of the model");
+  }
+
+  const auto packing_at = [&](double threshold) {
+    DynamicPacking p;
+    p.threshold = threshold;
+    auto high = std::make_shared<std::set<std::string>>();
+    for (const auto& [path, value] : measured) {
+      if (value <= threshold) continue;
+      p.high.push_back(path);
+      high->insert(path);
+    }
+    p.rule = [high, options](const std::string& path, const Shape& shape) {
+      return packing_of(path, shape, options, high->count(path) != 0);
+    };
+    p.bits_per_weight = bits_per_weight(model, p.rule);
+    return p;
+  };
+  // A lower threshold never makes a model smaller, so the first one that fits is found by halving.
+  std::set<double> levels{-std::numeric_limits<double>::infinity()};
+  for (const auto& [path, value] : measured) levels.insert(value);
+  const std::vector<double> all(levels.begin(), levels.end());
+  std::size_t first = 0, last = all.size() - 1;
+  DynamicPacking best = packing_at(all[last]);
+  if (best.bits_per_weight > target_bits) {
+    wrong("the target must be at least the " + std::to_string(best.bits_per_weight) +
+          " bits per weight that the model has with low alone, got " + std::to_string(target_bits));
+  }
+  while (first < last) {
+    const std::size_t middle = (first + last) / 2;
+    DynamicPacking p = packing_at(all[middle]);
+    if (p.bits_per_weight > target_bits) {
+      first = middle + 1;
+    } else {
+      last = middle;
+      best = std::move(p);
+    }
+  }
+  return best;
+}
+
+}  // namespace mlxtape::jobs
