@@ -144,6 +144,10 @@ int main(int argc, char** argv) {
   add_global_flags(app, globals);
   app.parse_complete_callback([&] { start(app, globals); });
 
+  add_generate(app, globals);
+  add_chat(app, globals);
+  add_convert(app, globals);  // and quantize
+  add_inspect(app, globals);
   add_info(app, globals);
   add_kernels(app, globals);
 #ifdef MLXTAPE_HAS_CASES
