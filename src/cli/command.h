@@ -54,11 +54,13 @@ CLI::App* add_command(CLI::App& app, const std::string& name, const std::string&
 // The commands, one file each. The order of main.cpp is that of --help.
 void add_bench(CLI::App& app, const Globals& globals);
 void add_chat(CLI::App& app, const Globals& globals);
+void add_completion(CLI::App& app, const Globals& globals);
 void add_convert(CLI::App& app, const Globals& globals);
 void add_generate(CLI::App& app, const Globals& globals);
 void add_info(CLI::App& app, const Globals& globals);
 void add_inspect(CLI::App& app, const Globals& globals);
 void add_kernels(CLI::App& app, const Globals& globals);
+void add_man(CLI::App& app, const Globals& globals);
 void add_selftest(CLI::App& app, const Globals& globals);
 
 }  // namespace mlxtape::cli

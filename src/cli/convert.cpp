@@ -127,15 +127,28 @@ models::Model quantized(CommandEncoder& encoder, const models::Model& model, con
   }
   const models::PackingRule rule = rule_of(flags, model.config);
   Progress progress("quantizing", all, globals);
-  return models::quantize_model(
+  std::int64_t packed = 0, left = 0;
+  models::Model result = models::quantize_model(
       encoder, model,
       [&](const std::string& path, const Shape& shape) {
         if (Interrupts::asked()) throw Exit{kInterrupted};
         progress.at(done);
         done += *element_count(shape);
-        return rule(path, shape);
+        const models::Packing packing = rule(path, shape);
+        ++(packing.bits > 0 ? packed : left);
+        return packing;
       },
       flags.rounding == "cpu" ? ops::QuantizeRule::kCpu : ops::QuantizeRule::kGpu);
+  if (packed == 0) {
+    called_wrongly(
+        "no weight was packed: the group size divides the rows of none; try "
+        "--q-group-size 32");
+  }
+  if (left > 0 && !globals.quiet) {
+    progress.line(std::to_string(left) + " modules stay as they are: the group size does not " +
+                  "divide their rows, or --q-module says so");
+  }
+  return result;
 }
 
 void convert(const Globals& globals, const Flags& flags) {
@@ -175,7 +188,7 @@ void convert(const Globals& globals, const Flags& flags) {
 
 void add_packing(CLI::App& command, Flags& flags) {
   const char* group = "Packing";
-  command.add_option("--q-bits", flags.bits, "bits of a weight: 2, 3, 4, 5, 6 or 8")
+  command.add_option("--q-bits", flags.bits, "bits of a weight")
       ->check(CLI::IsMember({2, 3, 4, 5, 6, 8}))
       ->type_name("N")
       ->default_str("4")

@@ -1,6 +1,9 @@
 // inspect: what a model's directory holds and what it takes to run and to train it. Reads headers alone.
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+#include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 
@@ -46,6 +49,8 @@ using ClassKey = std::pair<std::string, std::string>;  // class, packing
 std::vector<std::pair<ClassKey, ClassSize>> classes(const models::Model& model) {
   std::vector<std::pair<ClassKey, ClassSize>> result;
   std::map<ClassKey, std::size_t> places;
+  std::map<std::string, std::size_t> order;  // by the class alone: all ways it is packed together
+  constexpr std::size_t kLast = std::numeric_limits<std::size_t>::max();
   models::Weights weights = model.weights;
   for (const models::Slot& slot : models::slots(weights, model.config)) {
     ClassKey key{"norms, filters and other small ones", ""};
@@ -66,10 +71,14 @@ std::vector<std::pair<ClassKey, ClassSize>> classes(const models::Model& model) 
     const auto [at, is_new] = places.emplace(key, result.size());
     if (is_new) result.emplace_back(key, ClassSize{});
     ClassSize& size = result[at->second].second;
+    order.emplace(key.first, slot.tensor != nullptr ? kLast : order.size());
     ++size.modules;
     size.parameters += *element_count(slot.shape);
     size.bytes += bytes;
   }
+  std::stable_sort(result.begin(), result.end(), [&](const auto& a, const auto& b) {
+    return order.at(a.first.first) < order.at(b.first.first);
+  });
   return result;
 }
 
@@ -196,8 +205,8 @@ std::string summary(const Json& all) {
   const Json& layers = get("layers");
   std::string kinds = text(*layers.find("all"));
   if (layers.find("delta_net")->integer() > 0) {
-    kinds += " (" + text(*layers.find("delta_net")) + " delta nets, " +
-             text(*layers.find("attention")) + " attention)";
+    kinds += " (" + text(*layers.find("attention")) + " with attention, " +
+             text(*layers.find("delta_net")) + " with delta nets)";
   }
   Facts facts;
   facts.add("architecture", text(get("architecture")) + ", " + text(get("dtype")));

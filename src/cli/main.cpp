@@ -154,6 +154,8 @@ int main(int argc, char** argv) {
   add_bench(app, globals);
   add_selftest(app, globals);
 #endif
+  add_completion(app, globals);
+  add_man(app, globals);
 
   int status = run(app, argc, argv);
   std::cout.flush();
