@@ -1,6 +1,7 @@
 // completion: what shells offer after a Tab, written from the commands themselves.
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <memory>
 
 #include "command.h"
@@ -23,6 +24,20 @@ std::string in_quotes(const std::string& text) {
   return out + "'";
 }
 
+// The command's own flags, and those of every command that it has no other meaning for.
+CommandText with_globals(CommandText command, const CommandText& root) {
+  const std::vector<FlagText> own = command.flags;
+  const auto is_own = [&](const FlagText& flag) {
+    return std::any_of(own.begin(), own.end(), [&](const FlagText& other) {
+      return other.names.back() == flag.names.back();
+    });
+  };
+  for (const FlagText& flag : root.flags) {
+    if (!flag.group.empty() && !is_own(flag)) command.flags.push_back(flag);
+  }
+  return command;
+}
+
 std::vector<std::string> flag_names(const CommandText& command) {
   std::vector<std::string> names;
   for (const FlagText& flag : command.flags) {
@@ -34,12 +49,14 @@ std::vector<std::string> flag_names(const CommandText& command) {
 bool takes_folder(const FlagText& flag) { return flag.value == "DIR"; }
 bool takes_file(const FlagText& flag) { return flag.value == "FILE"; }
 
-// Calls function(command, path) for each, outer ones first; the path of "bench ops" is "bench ops".
+// Calls function(command, path) for each, outer ones first; the path of the outermost is empty, that of ops "bench ops".
 template <class Function>
-void each(const CommandText& command, const std::string& path, const Function& function) {
-  function(command, path);
-  for (const CommandText& inner : command.commands) {
-    each(inner, path.empty() ? inner.name : path + " " + inner.name, function);
+void each(const CommandText& root, const Function& function, const CommandText* command = nullptr,
+          const std::string& path = "") {
+  if (command == nullptr) command = &root;
+  function(path.empty() ? root : with_globals(*command, root), path);
+  for (const CommandText& inner : command->commands) {
+    each(root, function, &inner, path.empty() ? inner.name : path + " " + inner.name);
   }
 }
 
@@ -63,24 +80,24 @@ std::string bash_values(const CommandText& command) {
 }
 
 std::string bash(const CommandText& root) {
-  std::string words, commands, globals = joined(flag_names(root));
-  each(root, "", [&](const CommandText& command, const std::string& path) {
+  std::string words, commands;
+  each(root, [&](const CommandText& command, const std::string& path) {
+    std::vector<std::string> next = flag_names(command);
     for (const CommandText& inner : command.commands) {
       const std::string full = path.empty() ? inner.name : path + " " + inner.name;
       commands +=
           "      " + in_quotes(path + "|" + inner.name) + ") path=" + in_quotes(full) + " ;;\n";
+      next.push_back(inner.name);
     }
-    std::vector<std::string> next = flag_names(command);
     bool folders = false;
-    for (const FlagText& flag : command.flags)
-      folders = folders || (flag.positional && takes_folder(flag));
-    for (const CommandText& inner : command.commands) next.push_back(inner.name);
+    for (const FlagText& flag : command.flags) {
+      if (!flag.positional) continue;
+      folders = folders || takes_folder(flag);
+      next.insert(next.end(), flag.choices.begin(), flag.choices.end());
+    }
     words += "    " + in_quotes(path) + ")\n      case \"$previous\" in\n" + bash_values(command) +
-             (path.empty() ? "" : bash_values(root)) +
-             "      esac\n      COMPREPLY=($(compgen -W " +
-             in_quotes(joined(next) + (path.empty() ? "" : " " + globals)) + " -- \"$word\")";
-    if (folders) words += " $(compgen -d -- \"$word\")";
-    words += ")\n      ;;\n";
+             "      esac\n      COMPREPLY=($(compgen -W " + in_quotes(joined(next)) +
+             " -- \"$word\")" + (folders ? " $(compgen -d -- \"$word\")" : "") + ")\n      ;;\n";
   });
   return "# bash completion of mlxtape, written by `mlxtape completion bash`\n"
          "_mlxtape() {\n"
@@ -142,9 +159,9 @@ std::string zsh_name(const std::string& path) {
 std::string zsh(const CommandText& root) {
   std::string out =
       "#compdef mlxtape\n# zsh completion of mlxtape, written by `mlxtape completion zsh`\n";
-  each(root, "", [&](const CommandText& command, const std::string& path) {
+  each(root, [&](const CommandText& command, const std::string& path) {
     out += "\n" + zsh_name(path) + "() {\n  local context state line\n  typeset -A opt_args\n";
-    out += "  _arguments -C" + zsh_flags(command) + (path.empty() ? "" : zsh_flags(root));
+    out += "  _arguments -C" + zsh_flags(command);
     if (command.commands.empty()) {
       out += "\n}\n";
       return;
@@ -185,8 +202,8 @@ std::string fish(const CommandText& root) {
   std::string out =
       "# fish completion of mlxtape, written by `mlxtape completion fish`\n"
       "complete -c mlxtape -f\n";
-  each(root, "", [&](const CommandText& command, const std::string& path) {
-    std::string condition = path.empty() ? "true" : "";
+  each(root, [&](const CommandText& command, const std::string& path) {
+    std::string condition = path.empty() ? "__fish_use_subcommand" : "";
     for (std::size_t at = 0; at < path.size();) {
       const std::size_t end = std::min(path.find(' ', at), path.size());
       condition += (condition.empty() ? "" : "; and ") +
@@ -204,6 +221,9 @@ std::string fish(const CommandText& root) {
     for (const FlagText& flag : command.flags) {
       if (!flag.positional) {
         out += fish_flag(flag, condition);
+      } else if (!flag.choices.empty()) {
+        out += "complete -c mlxtape -n " + in_quotes(condition) + " -a " +
+               in_quotes(joined(flag.choices)) + "\n";
       } else if (takes_folder(flag)) {
         out += "complete -c mlxtape -n " + in_quotes(condition) +
                " -a '(__fish_complete_directories)'\n";
