@@ -134,13 +134,14 @@ TEST_P(Talks, SaysWhatIsWrongAndGoesOn) {
   const formats::Tokenizer words = tokenizer(kPlain);
   jobs::TalkOptions options;
   options.generate.max_tokens = 6;
+  options.generate.prefill_chunk = 4;  // a turn that fails has been read in part
   options.max_context = 48;
   jobs::Talk talk(encoder(), model, words, options);
   const jobs::Reply first = talk.say("HELLO");
   const Json before = talk.messages();
   const std::string much(40, 'A');
   expect_error(Errc::kArgument, "must have 1 to 47 tokens, got", [&] { talk.say(much); });
-  expect_error(Errc::kArgument, "the token 97 is not", [&] { talk.say("a"); });
+  expect_error(Errc::kArgument, "the token 97 is not", [&] { talk.say("AAAAAAAAa"); });
   EXPECT_EQ(talk.messages(), before);
   const std::string want = anew(model, words, before, "AND", 6);
   EXPECT_EQ(talk.say("AND").answer.text, want);
