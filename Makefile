@@ -1,7 +1,8 @@
 # The front door. Needs make and sh; scripts/setup.sh brings the rest.
 .DEFAULT_GOAL := build
-.PHONY: build test test-sanitize test-clang test-faults parity demo bench gpu-package lint format docs clean help setup setup-lint
+.PHONY: build install test test-sanitize test-clang test-faults parity demo bench gpu-package lint format docs clean help setup setup-lint
 
+PREFIX ?= /usr/local
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 PYTHON ?= python3
 ARGS ?=
@@ -22,6 +23,9 @@ NO_RANDOM := $(shell setarch -R true >/dev/null 2>&1 && echo setarch -R)
 
 build: setup build/release/build.ninja  ## build the library, the program, tests and examples (build/release)
 	cmake --build --preset release -j $(JOBS)
+
+install: build  ## install the program, its man page and completions, the library; PREFIX=/usr/local, DESTDIR
+	cmake --install build/release --prefix "$(PREFIX)"
 
 test: build  ## build, then run all tests
 	ctest --preset release

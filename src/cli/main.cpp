@@ -1,84 +1,35 @@
-// The mlxtape program: flags -> a job's config -> run. Results go to stdout, errors to stderr;
-// exit 0 done, 1 failed, 2 called wrongly.
+// The mlxtape program: global flags, the commands, errors and exit codes (command.h).
 #include <CLI/CLI.hpp>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
-#include <map>
-#include <optional>
-#include <set>
+#include <new>
+
+#include <fcntl.h>
+#include <unistd.h>
 
 #include "backends/cpu/targets.h"
+#include "command.h"
 #include "commit.h"
-#include "core/op_kernels.h"
-#include "mlxtape/core/device.h"
-#include "mlxtape/core/registry.h"
+#include "describe.h"
 #include "mlxtape/core/source_kernel.h"
 #include "mlxtape/core/threads.h"
-#ifdef MLXTAPE_HAS_CASES
-#include <gtest/gtest.h>
-
-#include "bench.h"
-#endif
 
 namespace {
 
 using namespace mlxtape;
+using namespace mlxtape::cli;
 
-void info() {
-  std::printf("mlxtape %s (%s)\n", MLXTAPE_VERSION, MLXTAPE_COMMIT);
-  for (Device* device : Device::all()) {
-    const bool is_cpu = device->backend() == Backend::kCpu;
-    std::printf("%s\n  %.1f GiB memory, %d %s", device->name().c_str(),
-                static_cast<double>(device->limits().memory_bytes) / (1024.0 * 1024 * 1024),
-                device->limits().compute_units, is_cpu ? "cores" : "multiprocessors");
-    if (is_cpu) {
-      std::printf(", %d threads used, instruction sets:", threads());
-      for (const std::string& target : cpu::available_targets()) std::printf(" %s", target.c_str());
-    }
-    std::printf("\n  %zu kernels\n", KernelRegistry::instance().names(device->backend()).size());
-    for (const auto& [what, value] : device->details()) {
-      std::printf("  %s: %s\n", what.c_str(), value.c_str());
-    }
-  }
-  for (const AbsentDevice& absent : Device::absent()) {
-    std::printf("%s: none, %s\n", name_of(absent.backend), absent.reason.c_str());
-  }
-}
-
-// A line per backend, op and kernel: "cpu softmax softmax_fwd f16 bf16 f32". Kernels of backends in
-// the build, whether or not the machine has the device.
-void list_kernels() {
-  for (const OpKernels& of_op : op_kernels()) {
-    KernelRegistry registry;
-    of_op.add(registry);
-    std::map<std::string, std::set<DType>> types;
-    for (const std::string& name : registry.names(of_op.backend)) {
-      const std::size_t cut = name.rfind('_');
-      const std::optional<DType> type = dtype_from_name(name.substr(cut + 1));
-      if (!type) throw Error(Errc::kArgument, "kernels: a name must end in its type, got " + name);
-      types[name.substr(0, cut)].insert(*type);
-    }
-    for (const auto& [kernel, of_kernel] : types) {
-      std::printf("%s %s %s", name_of(of_op.backend), of_op.op, kernel.c_str());
-      for (const DType type : of_kernel) std::printf(" %s", name_of(type));
-      std::printf("\n");
-    }
-  }
-}
-
-#ifdef MLXTAPE_HAS_CASES
-int selftest(const std::string& filter) {
-  testing::InitGoogleTest();
-  testing::GTEST_FLAG(filter) = filter;
-  const int status = RUN_ALL_TESTS();
-  if (testing::UnitTest::GetInstance()->test_to_run_count() == 0) {
-    throw Error(Errc::kArgument, "selftest: the filter must match a test, got '" + filter + "'");
-  }
-  return status;
-}
-#endif
+const char* const kFooter =
+    "Exit codes:\n"
+    "  0    done\n"
+    "  1    failed: a file, a device, memory; what was there before still is\n"
+    "  2    called wrongly\n"
+    "  130  interrupted (Ctrl-C, SIGTERM); what was to be kept is kept\n"
+    "\n"
+    "mlxtape COMMAND --help tells more. Results go to stdout, progress and errors to stderr.";
 
 // Where kernels from source are kept between runs; empty where the user has no such place.
 std::string cache_folder() {
@@ -90,162 +41,127 @@ std::string cache_folder() {
   return folder.empty() ? below("HOME", "/.cache/mlxtape") : folder;
 }
 
-constexpr int kCalledWrongly = 2;
+void add_global_flags(CLI::App& app, Globals& globals) {
+  const char* group = "Flags of every command";
+  app.add_option("--device", globals.device_name, "where to compute; auto: cuda where there is one")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->type_name("NAME")
+      ->group(group);
+  app.add_option("--threads", globals.threads, "CPU threads; 0: one per core")
+      ->check(CLI::Range(0, 1024))
+      ->type_name("N")
+      ->group(group);
+  app.add_option("--cpu-target", globals.cpu_target,
+                 "use no better instruction set than this (see info)")
+      ->type_name("NAME")
+      ->group(group);
+  app.add_flag("--json", globals.json, "the result as JSON, for scripts")->group(group);
+  app.add_flag("--quiet", globals.quiet, "no progress and no remarks")->group(group);
+}
 
-int run(int argc, char** argv) {
-  CLI::App app{"mlxtape: trains, distils, quantises and runs MLX-format language models."};
-  app.require_subcommand(0, 1);
-  app.allow_extras();  // reported below, by name
-  app.fallthrough();   // global flags may also follow the command
-  app.set_version_flag("--version", std::string(MLXTAPE_VERSION) + " (" + MLXTAPE_COMMIT + ")");
-  int thread_count = 0;
-  std::string target;
-  app.add_option("--threads", thread_count, "CPU threads; 0 = one per core")
-      ->check(CLI::Range(0, 1024));
-  app.add_option("--cpu-target", target, "use no better instruction set than this (see info)");
+// What comes before the command that was asked for.
+void start(const CLI::App& app, const Globals& globals) {
+  const std::vector<std::string> unknown = app.remaining(true);
+  if (!unknown.empty()) called_wrongly("no such command or flag here: " + unknown.front());
+  if (app.get_subcommands().empty()) called_wrongly("a command is needed");
+  set_threads(globals.threads);
+  set_kernel_cache(cache_folder());
+  if (!globals.cpu_target.empty()) cpu::limit_target(globals.cpu_target);
+}
 
-  CLI::App* info_command = app.add_subcommand("info", "what this machine and this build have");
-  CLI::App* kernels_command =
-      app.add_subcommand("kernels", "every kernel: backend, op, name, types");
-#ifdef MLXTAPE_HAS_CASES
-  CLI::App* bench_command = app.add_subcommand("bench", "measure this machine");
-  bench_command->require_subcommand(0, 1);
-  CLI::App* bench_ops = bench_command->add_subcommand(
-      "ops", "every operation: time, bandwidth, share of what the memory allows");
-  bench::BenchConfig config;
-  config.commit = MLXTAPE_COMMIT;
-  for (int i = 0; i < argc; ++i) config.command += (i == 0 ? "" : " ") + std::string(argv[i]);
-  CLI::App* bench_step = bench_command->add_subcommand(
-      "step", "a whole training step: time, the host's share of it, memory");
-  bench::StepConfig step;
-  bench_step->add_option("--layers", step.layers, "of the model")->capture_default_str();
-  bench_step->add_option("--width", step.width, "of the stream through its layers")
-      ->capture_default_str();
-  bench_step->add_option("--hidden", step.hidden, "width inside each layer")->capture_default_str();
-  bench_step->add_option("--vocab", step.vocab, "tokens it knows")->capture_default_str();
-  bench_step->add_option("--tokens", step.tokens, "tokens of a step")->capture_default_str();
-  CLI::App* bench_layers = bench_command->add_subcommand(
-      "layers", "Qwen3-Next's blocks, forward and with every gradient: time and memory");
-  bench::LayersConfig layers;
-  bench_layers->add_option("--tokens", layers.tokens, "of one sequence")->capture_default_str();
-  bench_layers->add_option("--experts", layers.experts, "of the expert block; the model has 512")
-      ->capture_default_str();
-  CLI::App* bench_model = bench_command->add_subcommand(
-      "model", "a whole model: training, a prompt, tokens one by one: time and memory");
-  bench::ModelConfig whole;
-  bench_model->add_option("--tokens", whole.tokens, "of a training step, and of the prompt")
-      ->capture_default_str();
-  bench_model->add_option("--chunk", whole.chunk, "tokens of the prompt at a time")
-      ->capture_default_str();
-  bench_model->add_option("--context", whole.context, "tokens before those that come one by one")
-      ->capture_default_str();
-  bench_model->add_option("--batch", whole.batch, "sequences side by side")->capture_default_str();
-  std::string type = "f32";
-  for (CLI::App* each : {bench_step, bench_layers, bench_model}) {
-    for (CLI::Option* size : each->get_options()) {
-      if (size->get_name() != "--help") size->check(CLI::Range(1, 1 << 20));
-    }
-    each->add_option("--dtype", type, "of the parameters: f32, or bf16 (step: with f32 masters)")
-        ->capture_default_str()
-        ->check(CLI::IsMember({"f32", "bf16"}));
+// "mlxtape bench ops", for "see mlxtape bench ops --help".
+std::string path_of(const CLI::App& app) {
+  std::string path = app.get_name();
+  for (const CLI::App* inner = &app; !inner->get_subcommands().empty();) {
+    inner = inner->get_subcommands().front();
+    path += " " + inner->get_name();
   }
-  bench_model
-      ->add_option("--model", whole.model,
-                   "a directory, or random weights as qwen3-next-0.3b, qwen3-next-80b-period")
-      ->capture_default_str();
-  bench_model->add_option("--bits", whole.bits, "pack the weights: 2, 3, 4, 5, 6 or 8")
-      ->check(CLI::IsMember({2, 3, 4, 5, 6, 8}));
-  bench_model->add_option("--save", whole.save, "also write the model to this directory");
-  bench_model->add_flag("!--no-train", whole.train, "leave the training step out");
-  bench_ops->add_option("--filter", config.filter,
-                        "only rows matching this expression, e.g. 'softmax bwd .* bf16'");
-  for (CLI::App* each : {bench_ops, bench_step, bench_layers, bench_model}) {
-    each->add_option("--json", config.json_path, "also write the rows to this file");
-  }
-  bench_ops->add_option("--peers", config.peers_script,
-                        "measure other libraries too: bench/peers/cpu_peers.py or cuda_peers.py");
-  bench_ops->add_option("--python", config.python, "the Python that has them")
-      ->capture_default_str();
-  std::string device = "cpu";
-  bool one_by_one = false;
-  for (CLI::App* each : {bench_ops, bench_step, bench_layers, bench_model}) {
-    each->add_option("--seconds", config.seconds, "time for each row and contender")
-        ->capture_default_str()
-        ->check([](const std::string& text) {
-          const double seconds = std::atof(text.c_str());
-          return seconds >= 0.001 && seconds <= 60 ? "" : "must be from 0.001 to 60, got " + text;
-        });
-    each->add_option("--device", device, "what to measure: cpu or cuda")
-        ->capture_default_str()
-        ->check(CLI::IsMember({"cpu", "cuda"}));
-    each->add_flag("--no-overlap", one_by_one,
-                   "cuda: start each kernel after the one before has ended");
-  }
-  CLI::App* selftest_command = app.add_subcommand(
-      "selftest", "check every kernel on this machine against its formula in double precision");
-  std::string test_filter = "*";
-  selftest_command->add_option("--filter", test_filter, "only these tests, e.g. '*Softmax*'");
-#endif
+  return path;
+}
 
-  const auto called_wrongly = [](const std::string& what) {
-    std::fprintf(stderr, "mlxtape: %s\nRun mlxtape --help for the commands.\n", what.c_str());
-    return kCalledWrongly;
-  };
+int fail_call(const CLI::App& app, const std::string& what) {
+  std::fprintf(stderr, "mlxtape: %s (see %s --help)\n", what.c_str(), path_of(app).c_str());
+  return kCalledWrongly;
+}
+
+const char* advice(Errc code) {
+  switch (code) {
+    case Errc::kOutOfMemory:
+      return " (shorter contexts, smaller batches and packed weights need less; mlxtape inspect "
+             "tells how much)";
+    case Errc::kDevice: return " (mlxtape info tells what is there)";
+    default: return "";
+  }
+}
+
+int run(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);
-  } catch (const CLI::CallForHelp& e) {
-    return app.exit(e);
-  } catch (const CLI::CallForAllHelp& e) {
-    return app.exit(e);
-  } catch (const CLI::CallForVersion& e) {
+    return kDone;
+  } catch (const CLI::Success& e) {  // --help, --version
     return app.exit(e);
   } catch (const CLI::ParseError& e) {
-    return called_wrongly(e.what());
+    return fail_call(app, e.what());
+  } catch (const Exit& e) {
+    return e.code;
+  } catch (const Error& e) {
+    if (e.code() == Errc::kArgument) return fail_call(app, e.what());
+    std::fprintf(stderr, "mlxtape: %s%s\n", e.what(), advice(e.code()));
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "mlxtape: out of memory%s\n", advice(Errc::kOutOfMemory));
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "mlxtape: %s\n", e.what());
   }
-  const std::vector<std::string> unknown = app.remaining(true);
-  if (!unknown.empty()) return called_wrongly("no such command or flag here: " + unknown.front());
-  if (app.get_subcommands().empty()) return called_wrongly("a command is needed");
-#ifdef MLXTAPE_HAS_CASES
-  if (*bench_command && bench_command->get_subcommands().empty()) {
-    return called_wrongly("bench: what to measure is needed: ops, step, layers or model");
-  }
-#endif
+  return kFailed;
+}
 
-  set_threads(thread_count);
-  set_kernel_cache(cache_folder());
-  if (!target.empty()) cpu::limit_target(target);
-  if (*info_command) info();
-  if (*kernels_command) list_kernels();
-#ifdef MLXTAPE_HAS_CASES
-  if (*bench_ops || *bench_step || *bench_layers || *bench_model) {
-    Device& measured = Device::find(device == "cuda" ? Backend::kCuda : Backend::kCpu);
-    measured.set_overlap(!one_by_one);
-    step.dtype = layers.dtype = whole.dtype = type == "f32" ? DType::kF32 : DType::kBF16;
-    if (*bench_ops) bench::run_ops(measured, config, std::cout);
-    if (*bench_step) bench::run_step(measured, config, step, std::cout);
-    if (*bench_layers) bench::run_layers(measured, config, layers, std::cout);
-    if (*bench_model) bench::run_model(measured, config, whole, std::cout);
+// A closed stdin, stdout or stderr: its number must not become that of a model's file, which results would then be
+// written to. What takes its place cannot be written.
+void keep_standard_files() {
+  for (int file = 0; file <= 2; ++file) {
+    if (::fcntl(file, F_GETFD) == -1 && ::open("/dev/null", O_RDONLY) != file) std::exit(kFailed);
   }
-  if (*selftest_command) return selftest(test_filter);
-#endif
-  return 0;
+  // A reader that left is an error of writing, not the end of a job.
+  std::signal(SIGPIPE, SIG_IGN);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    const int status = run(argc, argv);
-    std::cout.flush();
-    if (std::fflush(stdout) != 0 || !std::cout) {
-      throw Error(Errc::kIo, "the output must be writable");
-    }
-    return status;
-  } catch (const Error& e) {
-    std::fprintf(stderr, "mlxtape: %s\n", e.what());
-    return e.code() == Errc::kArgument ? kCalledWrongly : 1;
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "mlxtape: %s\n", e.what());
-    return 1;
+  keep_standard_files();
+  Globals globals;
+  for (int i = 0; i < argc; ++i) globals.command_line += (i == 0 ? "" : " ") + std::string(argv[i]);
+
+  CLI::App app{"trains, distils, quantises and runs MLX-format language models.", "mlxtape"};
+  set_help(app);
+  app.footer(kFooter);
+  app.set_version_flag("--version", std::string(MLXTAPE_VERSION) + " (" + MLXTAPE_COMMIT + ")",
+                       "the program's version");
+  app.require_subcommand(0, 1);
+  app.allow_extras();  // reported by start, by name
+  app.fallthrough();   // global flags may also follow the command
+  app.option_defaults()->always_capture_default();
+  add_global_flags(app, globals);
+  app.parse_complete_callback([&] { start(app, globals); });
+
+  add_generate(app, globals);
+  add_chat(app, globals);
+  add_convert(app, globals);  // and quantize
+  add_inspect(app, globals);
+  add_info(app, globals);
+  add_kernels(app, globals);
+#ifdef MLXTAPE_HAS_CASES
+  add_bench(app, globals);
+  add_selftest(app, globals);
+#endif
+  add_completion(app, globals);
+  add_man(app, globals);
+
+  int status = run(app, argc, argv);
+  std::cout.flush();
+  if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout) && status != kFailed) {
+    std::fprintf(stderr, "mlxtape: the output must be writable, and is not\n");
+    status = kFailed;
   }
+  return status;
 }

@@ -4,70 +4,11 @@
 #include <chrono>
 #include <memory>
 
+#include "sequence.h"
+
 namespace mlxtape::jobs {
 
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-// One of the sequences: what it has said, and whether it goes on.
-class Sequence {
- public:
-  Sequence(const formats::Tokenizer& tokenizer, const std::vector<std::int32_t>& prompt,
-           const GenerateOptions& options, std::size_t number)
-      : options_(options),
-        number_(number),
-        sampler_(options.sampling, number),
-        decoder_(tokenizer),
-        until_(options.stop_strings),
-        tokens_(prompt) {}
-
-  bool goes_on() const { return goes_on_; }
-  std::int32_t last() const { return tokens_.back(); }
-
-  void choose(std::span<float> logits, const std::vector<std::int32_t>& stops) {
-    const std::int32_t token = sampler_(logits, tokens_);
-    tokens_.push_back(token);
-    if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
-      end(Finish::kStopToken);
-      return;
-    }
-    result_.tokens.push_back(token);
-    give(until_.add(decoder_.put(token)));
-    if (!goes_on_) return;
-    if (until_.ended()) {
-      end(Finish::kStopString);
-    } else if (static_cast<std::int64_t>(result_.tokens.size()) >= options_.max_tokens) {
-      end(Finish::kLength);
-    }
-  }
-
-  Generated take() { return std::move(result_); }
-
- private:
-  void give(const std::string& text) {
-    result_.text += text;
-    if (text.empty() || !options_.on_text || options_.on_text(number_, text)) return;
-    goes_on_ = false;
-    result_.finish = Finish::kCancelled;
-  }
-  void end(Finish why) {
-    give(until_.add(decoder_.end(), true));
-    goes_on_ = false;
-    result_.finish = why;
-  }
-
-  const GenerateOptions& options_;
-  std::size_t number_;
-  Sampler sampler_;
-  formats::StreamDecoder decoder_;
-  TextUntil until_;
-  std::vector<std::int32_t> tokens_;  // the prompt's and its own
-  Generated result_;
-  bool goes_on_ = true;
-};
 
 void check(const models::Model& model, const std::vector<std::vector<std::int32_t>>& prompts,
            const GenerateOptions& options) {
@@ -133,8 +74,7 @@ GenerateReport generate(CommandEncoder& encoder, const models::Model& model,
   check(model, prompts, options);
   MemoryPool& memory = encoder.device().memory();
   memory.reset_peak();
-  std::vector<std::int32_t> stops = options.stop_tokens;
-  stops.insert(stops.end(), tokenizer.eos_ids().begin(), tokenizer.eos_ids().end());
+  const std::vector<std::int32_t> stops = stop_tokens(tokenizer, options);
   std::size_t longest = 0;
   for (const auto& prompt : prompts) longest = std::max(longest, prompt.size());
   models::State state(model, static_cast<std::int64_t>(prompts.size()),
@@ -146,10 +86,14 @@ GenerateReport generate(CommandEncoder& encoder, const models::Model& model,
   std::vector<Sequence> sequences;
   auto start = std::chrono::steady_clock::now();
   for (std::size_t b = 0; b < prompts.size(); ++b) {
-    sequences.emplace_back(tokenizer, prompts[b], options, b);
-    const Tensor last = models::prefill(encoder, model, state, static_cast<std::int64_t>(b),
-                                        prompts[b], options.prefill_chunk);
-    encoder.download(last, logits.data(), last.bytes());
+    sequences.emplace_back(tokenizer, prompts[b], options, b, b);
+    const std::optional<Tensor> last =
+        read(encoder, model, state, static_cast<std::int64_t>(b), prompts[b], options);
+    if (!last) {
+      sequences[b].cancel();
+      continue;
+    }
+    encoder.download(*last, logits.data(), last->bytes());
     sequences[b].choose({logits.data(), vocabulary}, stops);
     report.prompt_tokens += static_cast<std::int64_t>(prompts[b].size());
   }
@@ -162,6 +106,10 @@ GenerateReport generate(CommandEncoder& encoder, const models::Model& model,
     return s.goes_on();
   };
   while (std::any_of(sequences.begin(), sequences.end(), goes_on)) {
+    if (asked_to_stop(options)) {
+      for (Sequence& sequence : sequences) sequence.cancel();
+      break;
+    }
     for (std::size_t b = 0; b < sequences.size(); ++b) tokens[b] = sequences[b].last();
     const Tensor& next = stepper.step(tokens);
     encoder.download(next, logits.data(), next.bytes());

@@ -6,6 +6,7 @@
 
 #include "mlxtape/formats/model_directory.h"
 #include "mlxtape/models/lora.h"
+#include "mlxtape/models/size.h"
 #include "mlxtape/ops/elementwise.h"
 #include "mlxtape/ops/layout.h"
 #include "rope.h"
@@ -17,7 +18,8 @@ namespace {
 // The tensors of a directory under the names that MLX gives them.
 class Source {
  public:
-  Source(const formats::ModelFiles& files, const Config& config) : files_(files), c_(config) {
+  Source(const formats::ModelFiles& files, const Config& config, bool numbers)
+      : files_(files), c_(config), numbers_(numbers) {
     for (const std::string& name : files.names()) {
       const std::optional<std::string> known = renamed(name);
       if (!known) continue;
@@ -44,7 +46,10 @@ class Source {
     if (found == names_.end()) {
       throw Error(Errc::kIo, files_.path() + ": the tensor " + name + " is missing");
     }
-    const Tensor t = files_.tensor(found->second);
+    const formats::TensorInfo& info = files_.info(found->second);
+    const bool readable = info.dtype.has_value();  // if not, tensor says so
+    const Tensor t = numbers_ || !readable ? files_.tensor(found->second)
+                                           : Tensor::meta(info.shape, *info.dtype);
     names_.erase(found);
     return t;
   }
@@ -80,13 +85,15 @@ class Source {
 
   const formats::ModelFiles& files_;
   const Config& c_;
+  bool numbers_;
   std::map<std::string, std::string> names_;  // MLX's -> the file's
   bool foreign_ = false;
 };
 
+// Without an encoder tensors have no memory, and all else is checked the same.
 class Loader {
  public:
-  Loader(Source& source, const Config& config, std::string path, CommandEncoder& encoder,
+  Loader(Source& source, const Config& config, std::string path, CommandEncoder* encoder,
          const LoadOptions& options, std::size_t all)
       : source_(source),
         c_(config),
@@ -121,9 +128,9 @@ class Loader {
   Tensor placed(const Tensor& t) {
     done_ += t.bytes();
     if (options_.progress) options_.progress(done_, all_);
-    if (encoder_.backend() == Backend::kCpu) return t;
-    const Tensor there = encoder_.empty(t.shape(), t.dtype());
-    encoder_.upload(t.data(), t.bytes(), there);
+    if (encoder_ == nullptr || encoder_->backend() == Backend::kCpu) return t;
+    const Tensor there = encoder_->empty(t.shape(), t.dtype());
+    encoder_->upload(t.data(), t.bytes(), there);
     return there;
   }
 
@@ -135,7 +142,8 @@ class Loader {
     }
     expect(slot.name, t, slot.file_shape);
     t = placed(t).reshape(slot.shape);
-    return counts_from_0(slot.name) ? ops::add(encoder_, t, encoder_.full({}, t.dtype(), 1)) : t;
+    if (encoder_ == nullptr || !counts_from_0(slot.name)) return t;
+    return ops::add(*encoder_, t, encoder_->full({}, t.dtype(), 1));
   }
 
   // Hugging Face's norms multiply by 1 + w; that of a delta net by w.
@@ -212,7 +220,10 @@ class Loader {
         at->second = placed(at->second);
       }
       const std::int64_t start = part == "gate_proj" ? 0 : slot.shape[1];
-      const Tensor half = encoder_.contiguous(at->second.slice(1, start, start + slot.shape[1]));
+      const Tensor half =
+          encoder_ == nullptr
+              ? Tensor::meta(slot.shape, at->second.dtype())
+              : encoder_->contiguous(at->second.slice(1, start, start + slot.shape[1]));
       if (start != 0) gate_up_.erase(at);  // gate came before
       return half;
     }
@@ -223,9 +234,12 @@ class Loader {
         source_.take(slot.name + ".weight");  // names what is missing
       const Tensor t = source_.take(name);
       expect(name, t, {slot.shape[1], slot.shape[2]});
-      if (e == 0) all = encoder_.empty(slot.shape, t.dtype());
+      if (e == 0) {
+        all = encoder_ == nullptr ? Tensor::meta(slot.shape, t.dtype())
+                                  : encoder_->empty(slot.shape, t.dtype());
+      }
       if (t.dtype() != all.dtype()) fail(name, "has another type than the experts before it");
-      encoder_.copy(placed(t), all.select(0, e));
+      if (encoder_ != nullptr) encoder_->copy(placed(t), all.select(0, e));
     }
     return all;
   }
@@ -233,7 +247,7 @@ class Loader {
   Source& source_;
   const Config& c_;
   std::string path_;
-  CommandEncoder& encoder_;
+  CommandEncoder* encoder_;
   const LoadOptions& options_;
   std::size_t all_, done_ = 0;
   std::map<std::string, Tensor> gate_up_;
@@ -251,23 +265,30 @@ void expect_one_type(const Model& model, const std::vector<Slot>& slots, const s
   }
 }
 
-}  // namespace
-
-Model load_model(const std::string& directory, CommandEncoder& encoder,
-                 const LoadOptions& options) {
+Model load(const std::string& directory, CommandEncoder* encoder, const LoadOptions& options) {
   Model model;
   model.config = Config::parse(formats::read_model_config(directory), directory + "/config.json");
   const formats::ModelFiles files(directory);
-  Source source(files, model.config);
+  Source source(files, model.config, encoder != nullptr);
   Loader loader(source, model.config, directory, encoder, options, files.total_bytes());
   const std::vector<Slot> all = slots(model.weights, model.config);
   for (const Slot& slot : all) loader.fill(slot);
   source.expect_empty();
   expect_one_type(model, all, directory);
+  return model;
+}
+
+}  // namespace
+
+Model load_model(const std::string& directory, CommandEncoder& encoder,
+                 const LoadOptions& options) {
+  Model model = load(directory, &encoder, options);
   model.rope = make_rope(model.config, encoder, model.dtype());
   encoder.commit_and_wait();
   return model;
 }
+
+Model load_shapes(const std::string& directory) { return load(directory, nullptr, {}); }
 
 void save_model(const Model& model, const std::string& directory, const SaveOptions& options) {
   formats::ModelToSave out;
@@ -280,10 +301,7 @@ void save_model(const Model& model, const std::string& directory, const SaveOpti
     const Tensor t = tensor.detach();
     out.tensors.push_back({name, t.shape() == file_shape ? t : t.reshape(file_shape)});
   }
-  Weights weights = model.weights;
-  std::int64_t numbers = 0;
-  for (const Slot& slot : slots(weights, model.config)) numbers += *element_count(slot.shape);
-  out.parameters = numbers;
+  out.parameters = parameter_count(model.config);
   out.config = model.config.json;
   out.source = options.files_from;
   out.shard_bytes = options.shard_bytes;

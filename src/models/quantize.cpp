@@ -1,27 +1,144 @@
 #include "mlxtape/models/quantize.h"
 
+#include <algorithm>
+
+#include "mlxtape/ops/elementwise.h"
+#include "rope.h"
+
 namespace mlxtape::models {
 
 namespace {
 
-formats::Json block(Packing packing) {
-  return formats::Json::Object{{"group_size", packing.group_size}, {"bits", packing.bits}};
+using formats::Json;
+
+Json block(Packing packing) {
+  return Json::Object{{"group_size", packing.group_size}, {"bits", packing.bits}};
+}
+
+void expect_packing(const Packing& p) {
+  const bool bits = p.bits >= 2 && p.bits <= 8 && p.bits != 7;
+  if (!bits || (p.group_size != 32 && p.group_size != 64 && p.group_size != 128)) {
+    throw Error(Errc::kArgument,
+                "quantize_model: bits must be 2, 3, 4, 5, 6 or 8 in groups of 32, 64 or 128, got " +
+                    std::to_string(p.bits) + " in groups of " + std::to_string(p.group_size));
+  }
+}
+
+// Few numbers on which all others depend.
+bool decides(const std::string& path) {
+  return path.ends_with("mlp.gate") || path.ends_with("shared_expert_gate");
+}
+
+Packing if_divided(Packing packing, const Shape& shape) {
+  return shape.back() % packing.group_size == 0 ? packing : Packing{};
+}
+
+// The number behind "layers."; 0 where there is none, as in mlx-lm.
+std::int64_t layer_of(const std::string& path) {
+  const std::string before = "layers.";
+  const std::size_t at = path.find(before);
+  return at == std::string::npos ? 0 : std::stoll(path.substr(at + before.size()));
+}
+
+struct Recipe {
+  std::string name;
+  int low, high;
+};
+const std::vector<Recipe>& recipes() {
+  static const std::vector<Recipe> all = {
+      {"mixed_2_6", 2, 6}, {"mixed_3_4", 3, 4}, {"mixed_3_6", 3, 6}, {"mixed_4_6", 4, 6}};
+  return all;
+}
+
+// "torch_dtype" and "dtype" where they are, here and under "text_config".
+void name_type(Json& json, const char* name) {
+  for (const char* key : {"torch_dtype", "dtype"}) {
+    if (json.find(key) != nullptr) json.set(key, name);
+  }
+  if (const Json* inner = json.find("text_config")) {
+    Json changed = *inner;
+    if (!changed.is_object()) return;
+    name_type(changed, name);
+    json.set("text_config", std::move(changed));
+  }
 }
 
 }  // namespace
 
 PackingRule usual_packing(Packing all) {
-  const bool bits = all.bits == 2 || all.bits == 3 || all.bits == 4 || all.bits == 5 ||
-                    all.bits == 6 || all.bits == 8;
-  if (!bits || (all.group_size != 32 && all.group_size != 64 && all.group_size != 128)) {
-    throw Error(Errc::kArgument,
-                "quantize_model: bits must be 2, 3, 4, 5, 6 or 8 in groups of 32, 64 or 128, got " +
-                    std::to_string(all.bits) + " in groups of " + std::to_string(all.group_size));
-  }
+  expect_packing(all);
   return [all](const std::string& path, const Shape& shape) {
-    const bool decides = path.ends_with("mlp.gate") || path.ends_with("shared_expert_gate");
-    const Packing packing = decides ? Packing{8, 64} : all;
-    return shape.back() % packing.group_size == 0 ? packing : Packing{};
+    return if_divided(decides(path) ? Packing{8, 64} : all, shape);
+  };
+}
+
+const std::vector<std::string>& mixed_recipes() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> list;
+    for (const Recipe& recipe : recipes()) list.push_back(recipe.name);
+    return list;
+  }();
+  return names;
+}
+
+PackingRule mixed_packing(const std::string& recipe, int group_size, const Config& config) {
+  const auto found = std::find_if(recipes().begin(), recipes().end(),
+                                  [&](const Recipe& r) { return r.name == recipe; });
+  if (found == recipes().end()) {
+    throw Error(Errc::kArgument,
+                "quantize_model: a recipe must be mixed_2_6, mixed_3_4, mixed_3_6 or mixed_4_6, "
+                "got " +
+                    recipe);
+  }
+  const Packing low{found->low, group_size}, high{found->high, group_size};
+  expect_packing(low);
+  return [low, high, n = config.layers](const std::string& path, const Shape& shape) {
+    if (decides(path)) return if_divided({8, 64}, shape);
+    const std::int64_t i = layer_of(path);
+    const bool matters = i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
+    const bool sensitive =
+        path.find("v_proj") != std::string::npos || path.find("down_proj") != std::string::npos;
+    const bool head = path.find("lm_head") != std::string::npos;
+    return if_divided(head || (sensitive && matters) ? high : low, shape);
+  };
+}
+
+bool path_fits(std::string_view path, std::string_view pattern) {
+  std::size_t at = 0, in = 0, star = std::string_view::npos, after = 0;
+  while (at < path.size()) {
+    if (in < pattern.size() && (pattern[in] == path[at] || pattern[in] == '?')) {
+      ++at;
+      ++in;
+    } else if (in < pattern.size() && pattern[in] == '*') {
+      star = in++;
+      after = at;
+    } else if (star != std::string_view::npos) {
+      in = star + 1;
+      at = ++after;
+    } else {
+      return false;
+    }
+  }
+  return pattern.find_first_not_of('*', in) == std::string_view::npos;
+}
+
+PackingRule packing_with(PackingRule rule, std::vector<PackingException> exceptions) {
+  for (const PackingException& one : exceptions) {
+    if (one.packing.bits != 0) expect_packing(one.packing);
+  }
+  return [rule = std::move(rule), exceptions = std::move(exceptions)](const std::string& path,
+                                                                      const Shape& shape) {
+    for (auto one = exceptions.rbegin(); one != exceptions.rend(); ++one) {
+      if (!path_fits(path, one->pattern)) continue;
+      if (one->packing.bits != 0 && shape.back() % one->packing.group_size != 0) {
+        throw Error(Errc::kArgument,
+                    "quantize_model: " + path + " has rows of " + std::to_string(shape.back()) +
+                        " numbers, which groups of " + std::to_string(one->packing.group_size) +
+                        " do not divide");
+      }
+      return one->packing;
+    }
+    return rule(path, shape);
   };
 }
 
@@ -29,7 +146,7 @@ Model quantize_model(CommandEncoder& encoder, const Model& model, const PackingR
                      ops::QuantizeRule rounding) {
   Model result = model;
   Quantization& all = result.config.quantization;
-  formats::Json::Object listed;
+  Json::Object listed;
   for (const Slot& slot : slots(result.weights, result.config)) {
     if (slot.weight == nullptr) continue;
     if (!slot.weight->is_packed()) {
@@ -51,11 +168,51 @@ Model quantize_model(CommandEncoder& encoder, const Model& model, const PackingR
     }
   }
   if (all.usual.bits == 0) return result;
-  formats::Json said = block(all.usual);
+  Json said = block(all.usual);
   said.set("mode", "affine");
   for (auto& [path, packing] : listed) said.set(path, std::move(packing));
   result.config.json.set("quantization", said);
   result.config.json.set("quantization_config", said);
+  return result;
+}
+
+Model dequantize_model(CommandEncoder& encoder, const Model& model) {
+  Model result = model;
+  for (const Slot& slot : slots(result.weights, result.config)) {
+    if (slot.weight == nullptr || !slot.weight->is_packed()) continue;
+    *slot.weight = ops::dequantize(encoder, slot.weight->packed);
+  }
+  result.config.quantization = {};
+  result.config.json.erase("quantization");
+  result.config.json.erase("quantization_config");
+  return result;
+}
+
+Model cast_model(CommandEncoder& encoder, const Model& model, DType dtype) {
+  if (!is_kernel_float(dtype)) {
+    throw Error(Errc::kDType, std::string("cast_model: the type must be f32, f16 or bf16, got ") +
+                                  name_of(dtype));
+  }
+  Model result = model;
+  const auto cast = [&](Tensor& t) {
+    t = ops::cast(encoder, t, dtype);
+  };
+  for (const Slot& slot : slots(result.weights, result.config)) {
+    if (slot.tensor != nullptr) {
+      const bool stays =
+          model.config.family == Config::Family::kQwen35 && slot.name.ends_with("A_log");
+      if (!stays) cast(*slot.tensor);
+    } else if (slot.weight->is_packed()) {
+      cast(slot.weight->packed.scales);
+      cast(slot.weight->packed.biases);
+    } else {
+      cast(slot.weight->plain);
+    }
+  }
+  name_type(result.config.json, dtype == DType::kF32   ? "float32"
+                                : dtype == DType::kF16 ? "float16"
+                                                       : "bfloat16");
+  result.rope = make_rope(result.config, encoder, dtype);
   return result;
 }
 

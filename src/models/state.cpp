@@ -27,6 +27,21 @@ void check_tokens(std::span<const std::int32_t> tokens, const Model& model, cons
   }
 }
 
+struct LayerSizes {
+  Shape keys;        // and values; of a layer with attention
+  Shape conv, rule;  // of a delta net
+};
+
+LayerSizes sizes_of(const Config& c, std::int64_t layer, std::int64_t batch,
+                    std::int64_t capacity) {
+  if (c.has_attention(layer)) return {{batch, capacity, c.key_heads, c.head_dim}, {}, {}};
+  const std::int64_t channels =
+      2 * c.linear_key_heads * c.linear_key_dim + c.linear_value_heads * c.linear_value_dim;
+  return {{},
+          {batch, c.linear_kernel - 1, channels},
+          {batch, c.linear_value_heads, c.linear_value_dim, c.linear_key_dim}};
+}
+
 std::string layer_name(std::size_t layer, const char* what) {
   return "layers." + std::to_string(layer) + "." + what;
 }
@@ -43,20 +58,32 @@ State::State(const Model& model, std::int64_t batch, std::int64_t capacity)
   Device& device = model.device();
   for (std::int64_t l = 0; l < c.layers; ++l) {
     Layer layer;
+    const LayerSizes sizes = sizes_of(c, l, batch, capacity);
     if (c.has_attention(l)) {
-      const Shape shape{batch, capacity, c.key_heads, c.head_dim};
-      layer.keys =
-          device.zeros(shape, model.dtype());  // save writes rows that a short sequence has not
-      layer.values = device.zeros(shape, model.dtype());
+      // Zeros: save writes rows that a short sequence has not.
+      layer.keys = device.zeros(sizes.keys, model.dtype());
+      layer.values = device.zeros(sizes.keys, model.dtype());
     } else {
-      const std::int64_t channels =
-          2 * c.linear_key_heads * c.linear_key_dim + c.linear_value_heads * c.linear_value_dim;
-      layer.delta.conv = device.zeros({batch, c.linear_kernel - 1, channels}, model.dtype());
-      layer.delta.rule = device.zeros(
-          {batch, c.linear_value_heads, c.linear_value_dim, c.linear_key_dim}, DType::kF32);
+      layer.delta.conv = device.zeros(sizes.conv, model.dtype());
+      layer.delta.rule = device.zeros(sizes.rule, DType::kF32);
     }
     layers_.push_back(std::move(layer));
   }
+}
+
+std::size_t State::bytes_of(const Config& config, DType dtype, std::int64_t batch,
+                            std::int64_t capacity) {
+  std::size_t sum = 0;
+  for (std::int64_t l = 0; l < config.layers; ++l) {
+    const LayerSizes sizes = sizes_of(config, l, batch, capacity);
+    const auto count = [](const Shape& shape) {
+      return static_cast<std::size_t>(element_count(shape).value_or(0));
+    };
+    sum += config.has_attention(l)
+               ? 2 * count(sizes.keys) * size_of(dtype)
+               : count(sizes.conv) * size_of(dtype) + count(sizes.rule) * size_of(DType::kF32);
+  }
+  return sum;
 }
 
 template <class Function>
@@ -141,6 +168,42 @@ void State::restore(CommandEncoder& encoder, const State& from) {
   }
   for (std::size_t i = 0; i < ours.size(); ++i) encoder.copy(theirs[i], ours[i]);
   lengths_ = from.lengths_;
+}
+
+State::Mark State::mark(CommandEncoder& encoder, std::int64_t sequence) const {
+  Mark mark{length(sequence), {}};
+  const auto own = [&](const Tensor& t) {
+    const Tensor copy = encoder.empty(t.shape(), t.dtype());
+    encoder.copy(t, copy);
+    return copy;
+  };
+  for (const Layer& layer : layers_) {
+    if (layer.keys.defined()) continue;
+    const nn::DeltaNetState now = of(layer.delta, sequence);
+    mark.delta.push_back({own(now.conv), own(now.rule)});
+  }
+  return mark;
+}
+
+void State::rewind(CommandEncoder& encoder, std::int64_t sequence, const Mark& to) {
+  std::int64_t& now = lengths_[place(sequence)];
+  const auto nets = static_cast<std::size_t>(std::count_if(
+      layers_.begin(), layers_.end(), [](const Layer& layer) { return !layer.keys.defined(); }));
+  if (to.length < 0 || to.length > now || to.delta.size() != nets) {
+    throw Error(Errc::kArgument,
+                "state: a mark must be this sequence's own, of " + std::to_string(nets) +
+                    " delta nets and at most " + std::to_string(now) + " tokens, got " +
+                    std::to_string(to.delta.size()) + " and " + std::to_string(to.length));
+  }
+  std::size_t net = 0;
+  for (const Layer& layer : layers_) {
+    if (layer.keys.defined()) continue;
+    const nn::DeltaNetState here = of(layer.delta, sequence);
+    encoder.copy(to.delta[net].conv, here.conv);
+    encoder.copy(to.delta[net].rule, here.rule);
+    ++net;
+  }
+  now = to.length;
 }
 
 void State::save(const std::string& path) const {

@@ -1,7 +1,9 @@
 #!/bin/sh
 # cli_test.sh <mlxtape>: the program as a user meets it: commands, exit codes, files.
+# shellcheck disable=SC2086  # flags that are several words
 set -u
 program=$1
+here=$(cd "$(dirname "$0")" && pwd)
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
 failures=0
@@ -23,6 +25,17 @@ expect() {
       failures=$((failures + 1))
       ;;
   esac
+}
+
+# complain <what is wrong>
+complain() {
+  echo "$*"
+  failures=$((failures + 1))
+}
+
+# same <text> <text> <what they are of>
+same() {
+  [ "$1" = "$2" ] || complain "$3: '$1' and '$2' should be the same"
 }
 
 expect 0 "cpu: " info
@@ -84,5 +97,208 @@ expect 1 "a line" bench ops --filter "$row" --seconds 0.01 --peers "$0" --python
 if "$program" kernels >/dev/full 2>/dev/null; then
   echo "mlxtape kernels > /dev/full: exit 0, want 1"
   failures=$((failures + 1))
+fi
+
+# ---- errors and exit codes ----
+
+"$program" kernels >&- 2>"$folder/err" && complain "kernels >&-: exit 0, want 1"
+same "$(cat "$folder/err")" "mlxtape: the output must be writable, and is not" "kernels >&-"
+"$program" kernels 2>"$folder/err" | head -n 1 >/dev/null
+[ "$(wc -l <"$folder/err")" -le 1 ] || complain "kernels | head: $(cat "$folder/err")"
+for command in '' generate chat convert quantize inspect info kernels 'bench ops' selftest completion man; do
+  "$program" $command --help >"$folder/help" || complain "$command --help: exit $?"
+  grep -q '^Usage: mlxtape' "$folder/help" || complain "$command --help has no usage"
+  [ -z "$command" ] || grep -q '^Example' "$folder/help" || complain "$command --help has no example"
+  awk 'length > 100 { exit 1 }' "$folder/help" || complain "$command --help has lines of over 100 characters"
+done
+expect 0 "130  interrupted" --help
+expect 2 "(see mlxtape bench ops --help)" bench ops --nope
+if "$program" --device cuda generate --model nowhere -p 1 2>/dev/null; then complain "no such model: exit 0"; fi
+
+# ---- a tiny model: its vocabulary is the bytes below 64: digits, spaces, < > ----
+
+model=$folder/model
+cp -r "$here/../parity/golden/qwen3_next_q4" "$model" && chmod -R u+w "$model"
+cp "$here/../../examples/bytes/tokenizer.json" "$model"
+cpu="--device cpu"
+
+expect 0 '"version"' info --json
+expect 0 '"instruction_sets"' info --json
+expect 0 '"op": "softmax"' kernels --json
+
+expect 0 "qwen3_next, f32" inspect "$model"
+expect 0 "44.0 K, 31.7 K active per token" inspect "$model"
+expect 0 "bits per weight  6.892" inspect "$model"
+expect 0 "8 bits, groups of 32" inspect "$model"
+expect 0 '"bits_per_weight": 6.89' inspect "$model" --json
+expect 0 '"state_bytes": 2816' inspect "$model" --json --context 8
+expect 0 "model.layers.1.self_attn.q_proj.scales" inspect "$model" --tensors
+expect 1 "there is no such directory" inspect "$folder/nowhere"
+expect 1 "has no config.json" inspect "$folder"
+expect 1 "got a file" inspect "$0"
+expect 2 "DIR is required" inspect
+expect 2 "--context" inspect "$model" --context 0
+
+text=$("$program" generate $cpu --model "$model" -p '12 + 3' -m 12 --quiet)
+[ "${#text}" -gt 8 ] || complain "generate: '$text' is short"
+same "$text" "$(printf '12 + 3' | "$program" generate $cpu --model "$model" -p - -m 12 --quiet)" "generate -p -"
+printf '12 + 3' >"$folder/prompt"
+same "$text" "$("$program" generate $cpu --model "$model" --prompt-file "$folder/prompt" -m 12 --verbose false)" \
+  "generate --prompt-file"
+same "$text" "$("$program" generate --threads 1 $cpu --model "$model" -p '12 + 3' -m 12 2>/dev/null)" "generate on one thread"
+expect 0 "tokens/s" generate $cpu --model "$model" -p '12 + 3' -m 12
+expect 0 "peak memory" generate $cpu --model "$model" -p '12 + 3' -m 12
+expect 0 '"finish": "length"' generate $cpu --model "$model" -p '12 + 3' -m 12 --json
+expect 0 '==> 45' generate $cpu --model "$model" -p '12 + 3' -p 45 -m 12
+expect 0 "$text" generate $cpu --model "$model" -p '12 + 3' -p 45 -m 12
+expect 0 '"finish": "stop string"' generate $cpu --model "$model" -p '12 + 3' -m 12 --stop '$' --json
+expect 0 '"finish": "stop"' generate $cpu --model "$model" -p '12 + 3' -m 12 --extra-eos-token '$' --json
+one=$("$program" generate $cpu --model "$model" -p 12 --temp 1 --top-p 0.9 --seed 7 --quiet)
+same "$one" "$("$program" generate $cpu --model "$model" -p 12 --temp 1 --top-p 0.9 --seed 7 --quiet)" "the same seed"
+[ "$one" != "$("$program" generate $cpu --model "$model" -p 12 --temp 1 --top-p 0.9 --seed 8 --quiet)" ] ||
+  complain "two seeds give the same text"
+expect 2 "a prompt is needed" generate $cpu --model "$model"
+expect 2 "--model is required" generate $cpu -p 1
+expect 2 "temperature must be at least 0" generate $cpu --model "$model" -p 1 --temp -1
+expect 2 "--max-tokens" generate $cpu --model "$model" -p 1 -m 0
+expect 2 "must be a JSON object" generate $cpu --model "$model" -p 1 --chat-template-config '[1]'
+expect 2 "has no token 'nope'" generate $cpu --model "$model" -p 1 --extra-eos-token nope
+expect 2 "need a chat template" generate $cpu --model "$model" -p 1 --system-prompt 2
+expect 2 "not in the model's vocabulary" generate $cpu --model "$model" -p a
+expect 1 "must be readable" generate $cpu --model "$model" --prompt-file "$folder/nowhere"
+expect 1 "models are not downloaded" generate $cpu --model mlx-community/nothing -p 1
+"$program" generate $cpu --model "$model" -p 1 >/dev/full 2>/dev/null && complain "generate >/dev/full: exit 0, want 1"
+"$program" generate $cpu --model "$model" -p 1 >&- 2>/dev/null && complain "generate >&-: exit 0, want 1"
+"$program" generate $cpu --model "$model" -p 1 -m 1000000 2>"$folder/err" | head -c 100 >/dev/null  # ends
+
+# Ctrl-C: what was made is there, and the code says so.
+"$program" generate $cpu --model "$model" -p 1 -m 1000000 >"$folder/cut" 2>"$folder/err" &
+job=$!
+tries=0
+while [ ! -s "$folder/cut" ] && [ $tries -lt 300 ]; do
+  sleep 0.1
+  tries=$((tries + 1))
+done
+kill -INT $job
+wait $job
+same $? 130 "generate, interrupted"
+[ -s "$folder/cut" ] || complain "generate, interrupted: nothing was written"
+for text in 'mlxtape: stopping; again to end at once' 'generation: '; do
+  grep -q "$text" "$folder/err" || complain "generate, interrupted: no '$text' in $(cat "$folder/err")"
+done
+
+# ---- chat ----
+
+expect 1 "has no chat template" chat $cpu --model "$model" </dev/null
+cat >"$model/chat_template.jinja" <<'END'
+{% for m in messages %}{{ '<1>' if m.role == 'user' else '<2>' if m.role == 'assistant' else '<3>' }}{{ m.content }}
+{% endfor %}{% if add_generation_prompt %}<2>{% endif %}
+END
+printf '12\n/help\n34\n/reset\n/nope\n\n12\n' |
+  "$program" chat $cpu --model "$model" -m 8 --json >"$folder/chat" 2>"$folder/err" || complain "chat: exit $?"
+same "$(wc -l <"$folder/chat")" 3 "answers of chat"
+same "$(sed -n 1p "$folder/chat")" "$(sed -n 3p "$folder/chat")" "chat after /reset"
+sed -n 2p "$folder/chat" | grep -q '"prompt_tokens_kept": 1[0-9]' || complain "chat remembers nothing: $(cat "$folder/chat")"
+for said in '/exit' 'begun anew' 'no such command: /nope' 'were remembered'; do
+  grep -q -- "$said" "$folder/err" || complain "chat says nothing of $said"
+done
+printf '12\n/exit\n34\n' | "$program" chat $cpu --model "$model" -m 8 --quiet >"$folder/chat" 2>"$folder/err"
+same "$(cat "$folder/err")" "" "chat --quiet"
+# The first answer is generate's own.
+"$program" generate $cpu --model "$model" -p 12 -m 8 --quiet >"$folder/text"
+cmp -s "$folder/text" "$folder/chat" || complain "chat and generate answer differently"
+expect 0 "prompt:      11 tokens" generate $cpu --model "$model" -p 12 --system-prompt '' --prefill-response '45' -m 4
+expect 0 "prompt:      15 tokens" generate $cpu --model "$model" -p 12 --system-prompt 34 -m 4
+expect 0 "prompt:      2 tokens" generate $cpu --model "$model" -p 12 --ignore-chat-template -m 4
+printf '12\n' | "$program" chat $cpu --model "$model" -m 8 --max-context 5 >/dev/null 2>"$folder/err"
+grep -q 'must have 1 to 4 tokens' "$folder/err" || complain "chat --max-context: $(cat "$folder/err")"
+
+# ---- convert, quantize ----
+
+expect 0 "32.000 bits per weight" convert --model "$model" --mlx-path "$folder/wide" -d
+expect 1 "--force replaces it" convert --model "$model" --mlx-path "$folder/wide" -d
+expect 0 "bits per weight" convert --model "$model" --mlx-path "$folder/wide" -d --force
+expect 0 "with a chat template" inspect "$folder/wide"
+expect 0 "16.000 bits per weight" convert --model "$folder/wide" --mlx-path "$folder/half" --dtype bfloat16
+expect 0 "qwen3_next, bf16" inspect "$folder/half"
+expect 0 "bits per weight" quantize --hf-path "$folder/half" --mlx-path "$folder/q" --quant-predicate mixed_3_6 --q-group-size 32
+expect 0 "3 bits, groups of 32" inspect "$folder/q"
+expect 0 "6 bits, groups of 32" inspect "$folder/q"
+expect 0 "tokens/s" generate $cpu --model "$folder/q" -p 12 -m 4
+expect 0 '"bits_per_weight"' quantize --model "$folder/half" --mlx-path "$folder/q2" --q-bits 2 --q-group-size 32 \
+  --q-module '*.down_proj=8:32' --q-module 'lm_head=0' --json
+expect 0 "8 bits, groups of 32" inspect "$folder/q2"
+expect 0 "bits per weight" convert --model "$folder/q2" --mlx-path "$folder/q2" -d --force # onto itself
+expect 0 "16.000" inspect "$folder/q2"
+expect 0 "modules stay as they are" quantize --model "$folder/wide" --mlx-path "$folder/q3" --q-group-size 32
+expect 0 "bits per weight" quantize --model "$folder/q3" --mlx-path "$folder/q4" --q-module '*gate=8:32'
+expect 2 "is packed already" quantize --model "$folder/q4" --mlx-path "$folder/no"
+expect 2 "no module fits" quantize --model "$folder/wide" --mlx-path "$folder/no" --q-module 'no.such=4'
+expect 2 "must be PATTERN=BITS" quantize --model "$folder/wide" --mlx-path "$folder/no" --q-module '*=many'
+expect 2 "do not divide" quantize --model "$folder/wide" --mlx-path "$folder/no" --q-module '*=4:128'
+expect 2 "no weight was packed" quantize --model "$folder/wide" --mlx-path "$folder/no"
+expect 2 "not both" convert --model "$folder/wide" --mlx-path "$folder/no" -q -d
+expect 2 "need --quantize" convert --model "$folder/wide" --mlx-path "$folder/no" --q-bits 4
+expect 2 "says the bits itself" convert --model "$folder/wide" --mlx-path "$folder/no" -q --q-bits 4 --quant-predicate mixed_3_6
+expect 2 "--q-bits" convert --model "$folder/wide" --mlx-path "$folder/no" -q --q-bits 7
+expect 1 "there is no such directory" convert --model "$folder/nowhere" --mlx-path "$folder/no"
+expect 1 "must be a writable directory" convert --model "$folder/wide" --mlx-path "$0/x"
+[ ! -e "$folder/no" ] || complain "a conversion that failed left $folder/no"
+same "$(find "$folder" -name '*.tmp*' -o -name '*.old' | wc -l)" 0 "folders left behind"
+
+# ---- broken files ----
+
+cp -r "$model" "$folder/broken"
+head -c 3000 "$model/model.safetensors" >"$folder/broken/model.safetensors"
+for command in "inspect" "generate $cpu -p 1 --model" "chat $cpu --model" "convert --mlx-path $folder/no --model"; do
+  expect 1 "$folder/broken/model.safetensors: " $command "$folder/broken" </dev/null
+  same "$("$program" $command "$folder/broken" 2>&1 >/dev/null </dev/null | wc -l)" 1 "lines of the error of $command"
+done
+cp "$model/model.safetensors" "$folder/broken"
+echo '{"model_type": "llama"}' >"$folder/broken/config.json"
+expect 1 'models of type "llama" are not supported' inspect "$folder/broken"
+echo '{' >"$folder/broken/config.json"
+expect 1 "config.json" inspect "$folder/broken"
+cp "$model/config.json" "$folder/broken"
+echo 'no tokenizer' >"$folder/broken/tokenizer.json"
+expect 1 "tokenizer.json" generate $cpu --model "$folder/broken" -p 1
+rm "$folder/broken/tokenizer.json"
+expect 1 "tokenizer.json" generate $cpu --model "$folder/broken" -p 1
+expect 0 "none (no tokenizer.json)" inspect "$folder/broken"
+
+# ---- completion, man ----
+
+expect 2 "bash" completion csh
+for shell in bash zsh fish; do
+  "$program" completion $shell >"$folder/$shell" || complain "completion $shell: exit $?"
+  grep -q -- quant-predicate "$folder/$shell" || complain "completion $shell knows no --quant-predicate"
+  if command -v $shell >/dev/null 2>&1; then
+    $shell -n "$folder/$shell" || complain "completion $shell is no $shell"
+  fi
+done
+if command -v bash >/dev/null 2>&1; then
+  # completes <word> <words before it, and its beginning>
+  completes() {
+    # shellcheck disable=SC2016  # expanded by the inner shell
+    got=$(bash -c 'source "$0"; COMP_WORDS=("${@:2}"); COMP_CWORD=$(($# - 2)); _mlxtape; echo " ${COMPREPLY[*]} "' \
+      "$folder/bash" "$@")
+    case $got in
+      *" $1 "*) ;;
+      *) complain "bash completes $*: $got" ;;
+    esac
+  }
+  completes generate mlxtape gen
+  completes --temp mlxtape generate --te
+  completes cpu mlxtape generate --device c
+  completes layers mlxtape bench l
+  completes mixed_3_6 mlxtape quantize --quant-predicate mixed
+  completes fish mlxtape completion f
+fi
+"$program" man >"$folder/mlxtape.1" || complain "man: exit $?"
+for text in '.TH MLXTAPE 1' '.SH NAME' 'quant\\-predicate' '.SS mlxtape bench ops' '130  interrupted'; do
+  grep -qF -- "$(printf '%b' "$text")" "$folder/mlxtape.1" || complain "man has no $text"
+done
+if command -v groff >/dev/null 2>&1; then
+  same "$(groff -man -ww -z -Tutf8 "$folder/mlxtape.1" 2>&1)" "" "groff of the man page"
 fi
 exit $((failures > 0))

@@ -11,26 +11,8 @@ namespace {
 using jobs::Finish;
 using jobs::GenerateOptions;
 
-// Every byte a token; the models know the first 80 alone: the characters up to 'O'.
 formats::Tokenizer small_tokenizer() {
-  formats::Json vocabulary = formats::Json::Object{};
-  int next = 0;
-  for (int byte = 0; byte < 256; ++byte) {
-    // The letters that stand for bytes in such files: printable ones for themselves, others from U+0100 on.
-    const bool printable = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
-    const int code = printable ? byte : 256 + next++;
-    std::string letter;
-    if (code > 127) letter += static_cast<char>(0xC0 | code >> 6);
-    letter += static_cast<char>(code > 127 ? 0x80 | (code & 63) : code);
-    vocabulary.set(letter, byte);
-  }
-  const std::string bytes =
-      R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false})";
-  return formats::Tokenizer::from_json(
-      R"({"added_tokens": [], "normalizer": null, "pre_tokenizer": )" + bytes +
-          R"(, "post_processor": null, "decoder": )" + bytes +
-          R"(, "model": {"type": "BPE", "merges": [], "vocab": )" + vocabulary.dump() + "}}",
-      "small tokenizer");
+  return formats::Tokenizer::from_json(small_tokenizer_json(), "small tokenizer");
 }
 
 class Generate : public OnDevice {
@@ -102,6 +84,31 @@ TEST_P(Generate, Stops) {
   EXPECT_EQ(report.sequences[0].finish, Finish::kCancelled);
   EXPECT_EQ(heard, text.substr(0, 3));
   EXPECT_EQ(report.sequences[1].text, whole.sequences[1].text);
+}
+
+// With what there is, at any moment: before a prompt, between its chunks, after some tokens.
+TEST_P(Generate, StopsWhenAsked) {
+  GenerateOptions options;
+  options.max_tokens = 10;
+  options.prefill_chunk = 3;
+  const auto whole = run({"HELLO", "123"}, options);
+  for (int calls = 0; calls < 12; ++calls) {
+    int left = calls;
+    options.stop = [&] {
+      return left-- <= 0;
+    };
+    const auto report = run({"HELLO", "123"}, options);
+    ASSERT_EQ(report.sequences.size(), 2U);
+    // Two chunks of the first prompt, one of the second, then a token of each at a time.
+    const std::size_t steps = calls < 3 ? 0 : static_cast<std::size_t>(calls - 3);
+    const std::size_t made[] = {steps + (calls < 2 ? 0 : 1), steps + (calls < 3 ? 0 : 1)};
+    for (std::size_t i = 0; i < 2; ++i) {
+      const bool ended = made[i] >= 10;
+      EXPECT_EQ(report.sequences[i].finish, ended ? Finish::kLength : Finish::kCancelled);
+      EXPECT_EQ(report.sequences[i].tokens.size(), std::min<std::size_t>(made[i], 10)) << calls;
+      EXPECT_EQ(whole.sequences[i].text.find(report.sequences[i].text), 0U);
+    }
+  }
 }
 
 TEST_P(Generate, SaysWhatIsWrong) {

@@ -70,11 +70,6 @@ TEST_P(Models, SavedAndLoaded) {
   }
 }
 
-TEST(ModelPacking, SaysWhatIsWrong) {
-  expect_error(Errc::kArgument, "got 4 in groups of 0", [] { models::usual_packing({4}); });
-  expect_error(Errc::kArgument, "got 7 in groups of 64", [] { models::usual_packing({7, 64}); });
-}
-
 TEST_P(Models, RoutersInEightBits) {
   const models::Model model = models::quantize_model(
       encoder(), small_model(encoder(), "qwen3_next"), models::usual_packing({4, 32}));
@@ -141,6 +136,7 @@ TEST_P(Models, BrokenDirectories) {
     change(out);
     formats::save_model(path("broken"), out, true);
     expect_error(Errc::kIo, says, [&] { models::load_model(path("broken"), encoder()); });
+    expect_error(Errc::kIo, says, [&] { models::load_shapes(path("broken")); });
   };
   const auto find = [](formats::ModelToSave& out,
                        const std::string& name) -> formats::NamedTensor& {

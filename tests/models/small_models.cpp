@@ -43,4 +43,23 @@ models::Model lively_model(CommandEncoder& encoder, const std::string& type, DTy
 
 std::vector<std::string> model_types() { return {"qwen3", "qwen3_next", "qwen3_5", "qwen3_5_moe"}; }
 
+std::string small_tokenizer_json() {
+  formats::Json vocabulary = formats::Json::Object{};
+  int next = 0;
+  for (int byte = 0; byte < 256; ++byte) {
+    // The letters that stand for bytes in such files: printable ones for themselves, others from U+0100 on.
+    const bool printable = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
+    const int code = printable ? byte : 256 + next++;
+    std::string letter;
+    if (code > 127) letter += static_cast<char>(0xC0 | code >> 6);
+    letter += static_cast<char>(code > 127 ? 0x80 | (code & 63) : code);
+    vocabulary.set(letter, byte);
+  }
+  const std::string bytes =
+      R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false})";
+  return R"({"added_tokens": [], "normalizer": null, "pre_tokenizer": )" + bytes +
+         R"(, "post_processor": null, "decoder": )" + bytes +
+         R"(, "model": {"type": "BPE", "merges": [], "vocab": )" + vocabulary.dump() + "}}";
+}
+
 }  // namespace mlxtape::test

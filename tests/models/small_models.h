@@ -17,4 +17,7 @@ models::Model lively_model(CommandEncoder& encoder, const std::string& type,
                            DType dtype = DType::kF32, std::uint64_t seed = 1);
 std::vector<std::string> model_types();
 
+// A tokenizer.json in which every byte is a token. The models know the first 80 alone: the characters up to 'O'.
+std::string small_tokenizer_json();
+
 }  // namespace mlxtape::test

@@ -164,6 +164,33 @@ TEST_P(ModelState, SnapshotsAndFiles) {
   std::filesystem::remove(path);
 }
 
+// Back to where a mark was made, also of one sequence of several, as if nothing had come since.
+TEST_P(ModelState, Marks) {
+  for (const std::string& type : model_types()) {
+    SCOPED_TRACE(type);
+    const models::Model model = small_model(encoder(), type);
+    const std::vector<std::int32_t> first = some_tokens(7, 5), second = some_tokens(4, 6);
+    State state(model, 2, 24);
+    EXPECT_EQ(state.bytes(), State::bytes_of(model.config, model.dtype(), 2, 24));
+    models::prefill(encoder(), model, state, 0, first);
+    models::prefill(encoder(), model, state, 1, second);
+    const State::Mark mark = state.mark(encoder(), 1);
+    const std::vector<float> want = values(models::prefill(encoder(), model, state, 1, first));
+    models::prefill(encoder(), model, state, 0, second);
+    state.rewind(encoder(), 1, mark);
+    EXPECT_EQ(state.length(0), 11);
+    EXPECT_EQ(state.length(1), 4);
+    EXPECT_EQ(values(models::prefill(encoder(), model, state, 1, first)), want);
+
+    state.trim(encoder(), 1, 0);
+    expect_error(Errc::kArgument, "at most 0 tokens", [&] { state.rewind(encoder(), 1, mark); });
+    State::Mark other = mark;
+    other.delta.emplace_back();
+    expect_error(Errc::kArgument, "this sequence's own",
+                 [&] { state.rewind(encoder(), 0, other); });
+  }
+}
+
 // A step that has been captured gives the same bits each time, on any number of threads.
 TEST_P(ModelState, SameBits) {
   const models::Model model = small_model(encoder(), "qwen3_next", DType::kBF16);

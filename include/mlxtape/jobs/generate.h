@@ -28,6 +28,8 @@ struct GenerateOptions {
   std::int64_t prefill_chunk = 2048;
   // Text as soon as it cannot change any more: whole characters, no beginning of a stop string. False ends that sequence.
   std::function<bool(std::size_t sequence, std::string_view text)> on_text;
+  // Asked before each chunk of a prompt and each token: true ends all sequences, with what they have.
+  std::function<bool()> stop;
 };
 
 enum class Finish : std::uint8_t { kStopToken, kStopString, kLength, kCancelled };

@@ -24,6 +24,10 @@ struct LoadOptions {
 Model load_model(const std::string& directory, CommandEncoder& encoder,
                  const LoadOptions& options = {});
 
+// The model without its numbers: every check of load_model, but nothing of the data is read. Its tensors have names,
+// types and shapes, but no memory, and it is on no device: what mlxtape/models/size.h tells is all it is good for.
+Model load_shapes(const std::string& directory);
+
 struct SaveOptions {
   std::string
       files_from;  // a directory whose tokenizer and other small files come along; none if empty

@@ -28,6 +28,9 @@ class State {
   std::int64_t capacity() const { return capacity_; }
   std::int64_t length(std::int64_t sequence) const;  // tokens so far
   std::size_t bytes() const;
+  // What one would have.
+  static std::size_t bytes_of(const Config& config, DType dtype, std::int64_t batch,
+                              std::int64_t capacity);
 
   // Leaves the first tokens of a sequence. A delta net cannot forget: where the model has any, 0 or all of them.
   void trim(CommandEncoder& encoder, std::int64_t sequence, std::int64_t length);
@@ -35,6 +38,16 @@ class State {
   // A copy of its own, and back into this one, which must be alike in every size.
   State snapshot(CommandEncoder& encoder) const;
   void restore(CommandEncoder& encoder, const State& from);
+
+  // Where to come back to in one sequence: what delta nets hold there. Keys and values are still in the state, so it is
+  // small, and good as long as the sequence has not been trimmed, rewound or restored to fewer tokens meanwhile.
+  struct Mark {
+    std::int64_t length = 0;
+    std::vector<nn::DeltaNetState> delta;  // one for each delta net
+  };
+  Mark mark(CommandEncoder& encoder, std::int64_t sequence) const;
+  void rewind(CommandEncoder& encoder, std::int64_t sequence, const Mark& to);
+
   // A safetensors file of what is in use; load checks it against the model.
   void save(const std::string& path) const;
   static State load(const Model& model, const std::string& path, std::int64_t capacity);

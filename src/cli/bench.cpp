@@ -1,0 +1,151 @@
+// bench: what the ops, a training step, a model's layers and a whole model take on this machine.
+#include <CLI/CLI.hpp>
+
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+
+#include "bench.h"
+#include "command.h"
+#include "commit.h"
+
+namespace mlxtape::cli {
+
+namespace {
+
+struct Flags {
+  bench::BenchConfig config;
+  bench::StepConfig step;
+  bench::LayersConfig layers;
+  bench::ModelConfig model;
+  std::string dtype = "f32";
+  bool one_by_one = false;
+};
+
+CLI::Option* add_size(CLI::App& command, const char* name, std::int64_t& size, const char* what) {
+  return command.add_option(name, size, what)->check(CLI::Range(1, 1 << 20))->type_name("N");
+}
+
+void add_dtype(CLI::App& command, Flags& flags) {
+  command.add_option("--dtype", flags.dtype, "of the parameters (step: in bf16 with f32 masters)")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->type_name("TYPE");
+}
+
+// What all of them take.
+void add_measuring(CLI::App& command, Flags& flags) {
+  command.add_option("--json", flags.config.json_path, "also write the rows to this file")
+      ->type_name("FILE");
+  command.add_option("--seconds", flags.config.seconds, "time for each row and contender")
+      ->type_name("S")
+      ->check([](const std::string& text) {
+        const double seconds = std::atof(text.c_str());
+        return seconds >= 0.001 && seconds <= 60 ? "" : "must be from 0.001 to 60, got " + text;
+      });
+  command.add_flag("--no-overlap", flags.one_by_one,
+                   "cuda: start each kernel after the one before has ended");
+}
+
+Device& device_of(const Globals& globals, Flags& flags) {
+  Device& device = globals.device_or_cpu();
+  device.set_overlap(!flags.one_by_one);
+  flags.step.dtype = flags.layers.dtype = flags.model.dtype =
+      flags.dtype == "f32" ? DType::kF32 : DType::kBF16;
+  flags.config.command = globals.command_line;
+  return device;
+}
+
+void add_ops(CLI::App& bench, const Globals& globals, const std::shared_ptr<Flags>& flags) {
+  CLI::App* ops = add_command(bench, "ops",
+                              "every operation: time, bandwidth, share of what the memory allows.",
+                              "Example:\n  mlxtape bench ops --filter 'softmax bwd .* bf16'");
+  ops->add_option("--filter", flags->config.filter,
+                  "only rows matching this expression, e.g. 'softmax bwd .* bf16'")
+      ->type_name("REGEX");
+  ops->add_option("--peers", flags->config.peers_script,
+                  "measure other libraries too: bench/peers/cpu_peers.py or cuda_peers.py")
+      ->type_name("FILE");
+  ops->add_option("--python", flags->config.python, "the Python that has them")->type_name("FILE");
+  add_measuring(*ops, *flags);
+  ops->callback(
+      [&globals, flags] { bench::run_ops(device_of(globals, *flags), flags->config, std::cout); });
+}
+
+void add_step(CLI::App& bench, const Globals& globals, const std::shared_ptr<Flags>& flags) {
+  CLI::App* step =
+      add_command(bench, "step", "a whole training step: time, the host's share of it, memory.",
+                  "Example:\n  mlxtape bench step --layers 4 --dtype bf16");
+  bench::StepConfig& model = flags->step;
+  add_size(*step, "--layers", model.layers, "of the model");
+  add_size(*step, "--width", model.width, "of the stream through its layers");
+  add_size(*step, "--hidden", model.hidden, "width inside each layer");
+  add_size(*step, "--vocab", model.vocab, "tokens it knows");
+  add_size(*step, "--tokens", model.tokens, "tokens of a step");
+  add_dtype(*step, *flags);
+  add_measuring(*step, *flags);
+  step->callback([&globals, flags] {
+    bench::run_step(device_of(globals, *flags), flags->config, flags->step, std::cout);
+  });
+}
+
+void add_layers(CLI::App& bench, const Globals& globals, const std::shared_ptr<Flags>& flags) {
+  CLI::App* layers = add_command(
+      bench, "layers", "Qwen3-Next's blocks, forward and with every gradient: time and memory.",
+      "Example:\n  mlxtape bench layers --tokens 1024");
+  add_size(*layers, "--tokens", flags->layers.tokens, "of one sequence");
+  add_size(*layers, "--experts", flags->layers.experts, "of the expert block; the model has 512");
+  add_dtype(*layers, *flags);
+  add_measuring(*layers, *flags);
+  layers->callback([&globals, flags] {
+    bench::run_layers(device_of(globals, *flags), flags->config, flags->layers, std::cout);
+  });
+}
+
+void add_model(CLI::App& bench, const Globals& globals, const std::shared_ptr<Flags>& flags) {
+  CLI::App* model = add_command(
+      bench, "model", "a whole model: training, a prompt, tokens one by one: time and memory.",
+      "Example:\n  mlxtape bench model --model my-model --bits 4 --no-train");
+  bench::ModelConfig& config = flags->model;
+  add_size(*model, "--tokens", config.tokens, "of a training step, and of the prompt");
+  add_size(*model, "--chunk", config.chunk, "tokens of the prompt at a time");
+  add_size(*model, "--context", config.context, "tokens before those that come one by one");
+  add_size(*model, "--batch", config.batch, "sequences side by side");
+  model
+      ->add_option("--model", config.model,
+                   "a directory, or random weights as qwen3-next-0.3b, qwen3-next-80b-period")
+      ->type_name("DIR");
+  model->add_option("--bits", config.bits, "pack the weights; 0: do not")
+      ->check(CLI::IsMember({2, 3, 4, 5, 6, 8}))
+      ->type_name("N");
+  model->add_option("--save", config.save, "also write the model to this directory")
+      ->type_name("DIR");
+  model->add_flag("!--no-train", config.train, "leave the training step out");
+  add_dtype(*model, *flags);
+  add_measuring(*model, *flags);
+  model->callback([&globals, flags] {
+    bench::run_model(device_of(globals, *flags), flags->config, flags->model, std::cout);
+  });
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, const Globals& globals) {
+  CLI::App* bench =
+      add_command(app, "bench", "measure this machine; --device auto is the CPU here.",
+                  "Example:\n  mlxtape bench ops --filter softmax --device cuda");
+  bench->group("This machine");
+  bench->require_subcommand(0, 1);
+  const auto flags = std::make_shared<Flags>();
+  flags->config.commit = MLXTAPE_COMMIT;
+  add_ops(*bench, globals, flags);
+  add_step(*bench, globals, flags);
+  add_layers(*bench, globals, flags);
+  add_model(*bench, globals, flags);
+  bench->callback([bench] {
+    if (bench->get_subcommands().empty()) {
+      called_wrongly("bench: what to measure is needed: ops, step, layers or model");
+    }
+  });
+}
+
+}  // namespace mlxtape::cli

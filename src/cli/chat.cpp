@@ -1,0 +1,212 @@
+// chat: a talk with a model, a line at a time.
+#include <CLI/CLI.hpp>
+
+#include <cerrno>
+#include <csignal>
+#include <memory>
+#include <optional>
+
+#include <unistd.h>
+
+#include "command.h"
+#include "interrupt.h"
+#include "mlxtape/jobs/talk.h"
+#include "model_flags.h"
+#include "output.h"
+
+namespace mlxtape::cli {
+
+namespace {
+
+using formats::Json;
+
+struct Flags {
+  std::string model;
+  std::int64_t context = 0;
+  bool verbose = false;
+  AnswerFlags answer;
+  TemplateFlags chat;
+};
+
+const char* const kHelp =
+    "/reset  begin anew: nothing was said\n"
+    "/help   this text\n"
+    "/exit   leave, as does the end of the input (Ctrl-D)\n"
+    "Ctrl-C stops an answer.";
+
+// Lines of stdin; nothing at its end and on SIGTERM.
+class Lines {
+ public:
+  ~Lines() { std::free(line_); }
+  Lines() = default;
+  Lines(const Lines&) = delete;
+  Lines& operator=(const Lines&) = delete;
+
+  std::optional<std::string> next() {
+    for (;;) {
+      if (terminal_) {
+        print(">> ");
+        std::fflush(stdout);
+      }
+      errno = 0;
+      const ssize_t length = ::getline(&line_, &size_, stdin);
+      if (length >= 0) {
+        std::string text(line_, static_cast<std::size_t>(length));
+        while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
+        return text;
+      }
+      if (errno != EINTR || Interrupts::signal() != SIGINT) break;
+      // Ctrl-C while nothing is answered.
+      std::clearerr(stdin);
+      Interrupts::forget();
+      remark("\n/exit leaves");
+    }
+    if (terminal_) print("\n");
+    return std::nullopt;
+  }
+
+ private:
+  bool terminal_ = ::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0;
+  char* line_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+struct Totals {
+  std::int64_t turns = 0, kept = 0, read = 0, said = 0;
+  double read_seconds = 0, seconds = 0;
+  std::size_t peak = 0;
+
+  void add(const jobs::Reply& reply) {
+    ++turns;
+    kept += reply.kept;
+    read += reply.read;
+    read_seconds += reply.read_seconds;
+    said += static_cast<std::int64_t>(reply.answer.tokens.size());
+    seconds += reply.seconds;
+    peak = std::max(peak, reply.peak_bytes);
+  }
+  void tell() const {
+    remark("read:        " + rate(read, read_seconds) + " (" + std::to_string(kept) +
+           " were remembered)");
+    remark("answers:     " + rate(said, seconds));
+  }
+};
+
+void show(const jobs::Reply& reply, const Globals& globals, const Flags& flags) {
+  if (globals.json) {
+    print(Json(Json::Object{{"answer", reply.answer.text},
+                            {"finish", name_of(reply.answer.finish)},
+                            {"tokens", static_cast<std::int64_t>(reply.answer.tokens.size())},
+                            {"prompt_tokens_kept", reply.kept},
+                            {"prompt_tokens_read", reply.read}})
+              .dump() +
+          "\n");
+  } else {
+    print("\n");
+  }
+  std::fflush(stdout);
+  if (flags.verbose && !globals.quiet) {
+    Totals turn;
+    turn.add(reply);
+    turn.tell();
+  }
+}
+
+// What to do with a line that begins with a slash; false: leave.
+bool obey(const std::string& command, jobs::Talk& talk) {
+  if (command == "/exit") return false;
+  if (command == "/reset") {
+    talk.reset();
+    remark("begun anew");
+  } else {
+    remark(command == "/help" ? kHelp : "no such command: " + command + "; /help lists them");
+  }
+  return true;
+}
+
+void run(jobs::Talk& talk, Device& device, const Globals& globals, const Flags& flags) {
+  Totals totals;
+  const Interrupts interrupts("");
+  Lines lines;
+  while (const std::optional<std::string> line = lines.next()) {
+    if (line->empty()) continue;
+    if (line->front() == '/') {
+      if (!obey(*line, talk)) break;
+      continue;
+    }
+    jobs::Reply reply;
+    try {
+      reply = talk.say(*line);
+    } catch (const Error& e) {
+      if (::isatty(STDIN_FILENO) == 0) throw;
+      remark(std::string("mlxtape: ") + e.what());  // the talk is as it was, and somebody is there
+      continue;
+    }
+    totals.add(reply);
+    show(reply, globals, flags);
+    if (std::ferror(stdout) != 0) return;  // nobody listens; the program ends with an error
+    if (Interrupts::signal() != SIGTERM) Interrupts::forget();
+    if (Interrupts::asked()) break;
+  }
+  if (totals.turns > 0 && !globals.quiet) {
+    totals.tell();
+    remark("peak memory: " + human_bytes(static_cast<double>(peak_memory(device, totals.peak))));
+  }
+  if (Interrupts::asked()) throw Exit{kInterrupted};
+}
+
+void chat(const Globals& globals, const Flags& flags) {
+  const Json variables = flags.chat.variables();
+  expect_model(flags.model);
+  const auto tokenizer = formats::Tokenizer::from_directory(flags.model);
+  if (tokenizer.chat_template() == nullptr) {
+    throw Error(Errc::kIo, flags.model +
+                               ": has no chat template; mlxtape generate goes on with "
+                               "any text");
+  }
+  jobs::TalkOptions options;
+  options.generate = flags.answer.for_tokenizer(tokenizer);
+  options.generate.stop = [] {
+    return Interrupts::asked();
+  };
+  options.generate.on_text = [&globals](std::size_t, std::string_view text) {
+    if (globals.json) return true;
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    return std::fflush(stdout) == 0;
+  };
+  options.system = flags.chat.system;
+  options.variables = variables;
+  options.max_context = flags.context;
+  Device& device = globals.device();
+  const auto encoder = device.make_encoder();
+  const models::Model model = load_model(flags.model, *encoder, globals);
+  jobs::Talk talk(*encoder, model, tokenizer, options);
+  if (!globals.quiet && ::isatty(STDIN_FILENO) != 0) remark(kHelp);
+  run(talk, device, globals, flags);
+}
+
+}  // namespace
+
+void add_chat(CLI::App& app, const Globals& globals) {
+  CLI::App* command = add_command(
+      app, "chat", "a talk with a model, a line at a time; of each turn it reads only what is new.",
+      "Examples:\n"
+      "  mlxtape chat --model my-model --temp 0.7\n"
+      "  printf 'Hello\\nAnd in French?\\n' | mlxtape chat --model my-model --json");
+  command->group("Models");
+  const auto flags = std::make_shared<Flags>();
+  flags->answer.options.max_tokens = 256;
+  add_model_flag(*command, flags->model);
+  command
+      ->add_option("--max-context", flags->context,
+                   "tokens of the whole talk; 0: as many as the model knows positions")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 31))
+      ->type_name("N")
+      ->group("Model");
+  flags->chat.add_to(*command);
+  flags->answer.add_to(*command);
+  command->add_flag("--verbose", flags->verbose, "what each turn took, on stderr")->group("Output");
+  command->callback([&globals, flags] { chat(globals, *flags); });
+}
+
+}  // namespace mlxtape::cli

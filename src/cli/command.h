@@ -1,0 +1,66 @@
+// What the commands of the program share: how one is added, the flags of all, how one ends.
+//
+// A command is a file <name>.cpp with a function add_<name> that adds a subcommand, its flags and a callback. The
+// callback runs once all flags are read and the globals applied: flags -> a job's config -> run. Results go to stdout,
+// everything else to stderr. It returns when it is done and throws otherwise: mlxtape::Error, or Exit after having said
+// all there is to say.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "mlxtape/core/device.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace mlxtape::cli {
+
+// Exit codes.
+inline constexpr int kDone = 0;
+inline constexpr int kFailed = 1;         // a file, a device, memory
+inline constexpr int kCalledWrongly = 2;  // the user's flags
+inline constexpr int kInterrupted = 130;  // what was to be kept is kept
+
+// Ends the program with this code.
+struct Exit {
+  int code;
+};
+
+// The flags that every command takes.
+struct Globals {
+  int threads = 0;
+  std::string cpu_target;
+  std::string device_name = "auto";
+  bool json = false;   // the result as one JSON value on stdout
+  bool quiet = false;  // no progress, no remarks; errors still come
+  std::string command_line;
+
+  // What --device asks for; auto: cuda where there is one.
+  Device& device() const;
+  // The same for commands that are as good on the CPU: auto: cpu.
+  Device& device_or_cpu() const;
+};
+
+// A subcommand: one sentence, and examples as a user types them, a line each.
+CLI::App* add_command(CLI::App& app, const std::string& name, const std::string& sentence,
+                      const std::string& examples);
+
+// Errors of calls: kArgument, so that the program ends with kCalledWrongly.
+[[noreturn]] void called_wrongly(const std::string& what);
+
+// The commands, one file each. The order of main.cpp is that of --help.
+void add_bench(CLI::App& app, const Globals& globals);
+void add_chat(CLI::App& app, const Globals& globals);
+void add_completion(CLI::App& app, const Globals& globals);
+void add_convert(CLI::App& app, const Globals& globals);
+void add_generate(CLI::App& app, const Globals& globals);
+void add_info(CLI::App& app, const Globals& globals);
+void add_inspect(CLI::App& app, const Globals& globals);
+void add_kernels(CLI::App& app, const Globals& globals);
+void add_man(CLI::App& app, const Globals& globals);
+void add_selftest(CLI::App& app, const Globals& globals);
+
+}  // namespace mlxtape::cli

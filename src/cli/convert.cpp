@@ -1,0 +1,270 @@
+// convert, quantize: a model's directory in MLX format from another: packed, unpacked, of another type.
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+
+#include <unistd.h>
+
+#include "command.h"
+#include "interrupt.h"
+#include "mlxtape/models/quantize.h"
+#include "mlxtape/models/size.h"
+#include "model_flags.h"
+#include "output.h"
+#include "progress.h"
+
+namespace mlxtape::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+using formats::Json;
+
+struct Flags {
+  std::string from, to = "mlx_model";
+  bool quantize = false, dequantize = false, force = false;
+  int bits = 0, group_size = 0;
+  std::string recipe, dtype, rounding = "gpu";
+  std::vector<std::string> exceptions;
+};
+
+void expect_flags(const Flags& flags) {
+  if (flags.quantize && flags.dequantize) {
+    called_wrongly("either --quantize or --dequantize, not both");
+  }
+  const bool asks = flags.bits != 0 || flags.group_size != 0 || !flags.recipe.empty() ||
+                    !flags.exceptions.empty();
+  if (asks && !flags.quantize) {
+    called_wrongly("--q-bits, --q-group-size, --quant-predicate and --q-module need --quantize");
+  }
+  if (flags.bits != 0 && !flags.recipe.empty()) {
+    called_wrongly("--q-bits and --quant-predicate: a recipe says the bits itself");
+  }
+}
+
+// What would be found after a long time otherwise.
+void expect_place(const Flags& flags) {
+  std::error_code reason;
+  if (fs::exists(flags.to, reason) && !flags.force) {
+    throw Error(
+        Errc::kIo,
+        flags.to + ": is there already; --force replaces it, --mlx-path writes " + "elsewhere");
+  }
+  fs::path folder = fs::absolute(flags.to, reason).lexically_normal();
+  if (folder.filename().empty()) folder = folder.parent_path();
+  do {
+    folder = folder.parent_path();  // those that are missing are made
+  } while (!fs::exists(folder, reason) && folder != folder.root_path());
+  if (!fs::is_directory(folder, reason) || ::access(folder.c_str(), W_OK) != 0) {
+    throw Error(Errc::kIo, flags.to + ": " + folder.string() + " must be a writable directory");
+  }
+}
+
+// PATTERN=BITS[:GROUP]; BITS 0: not packed.
+models::PackingException parse_exception(const std::string& text, int group_size) {
+  const std::size_t equals = text.rfind('=');
+  const auto number = [&](const std::string& digits) {
+    if (digits.empty() || digits.size() > 3 ||
+        digits.find_first_not_of("0123456789") != std::string::npos) {
+      called_wrongly("--q-module must be PATTERN=BITS or PATTERN=BITS:GROUP, got '" + text + "'");
+    }
+    return std::stoi(digits);
+  };
+  if (equals == std::string::npos || equals == 0) number("");
+  const std::string right = text.substr(equals + 1);
+  const std::size_t colon = right.find(':');
+  models::PackingException result{text.substr(0, equals), {number(right.substr(0, colon)), 0}};
+  result.packing.group_size =
+      colon == std::string::npos ? group_size : number(right.substr(colon + 1));
+  return result;
+}
+
+models::PackingRule rule_of(const Flags& flags, const models::Config& config) {
+  const int group_size = flags.group_size == 0 ? 64 : flags.group_size;
+  std::vector<models::PackingException> exceptions;
+  models::Weights none;
+  const std::vector<models::Slot> slots = models::slots(none, config);
+  for (const std::string& text : flags.exceptions) {
+    exceptions.push_back(parse_exception(text, group_size));
+    const bool fits = std::any_of(slots.begin(), slots.end(), [&](const models::Slot& slot) {
+      return slot.weight != nullptr && models::path_fits(slot.name, exceptions.back().pattern);
+    });
+    if (!fits) called_wrongly("--q-module: no module fits '" + exceptions.back().pattern + "'");
+  }
+  const models::PackingRule all =
+      flags.recipe.empty() ? models::usual_packing({flags.bits == 0 ? 4 : flags.bits, group_size})
+                           : models::mixed_packing(flags.recipe, group_size, config);
+  return models::packing_with(all, exceptions);
+}
+
+// --dtype, else what config.json says, as mlx-lm; nothing: as the weights are.
+std::optional<DType> type_of(const Flags& flags, const models::Config& config) {
+  std::string name = flags.dtype;
+  const auto said = [](const Json* json, const char* key) {
+    const Json* value = json == nullptr ? nullptr : json->find(key);
+    return value != nullptr && value->is_string() ? value->string() : std::string();
+  };
+  if (name.empty()) name = said(&config.json, "torch_dtype");
+  if (name.empty()) name = said(config.json.find("text_config"), "dtype");
+  if (name == "float32") return DType::kF32;
+  if (name == "float16") return DType::kF16;
+  if (name == "bfloat16") return DType::kBF16;
+  return std::nullopt;
+}
+
+models::Model quantized(CommandEncoder& encoder, const models::Model& model, const Flags& flags,
+                        const Globals& globals) {
+  models::Weights weights = model.weights;
+  const auto slots = models::slots(weights, model.config);
+  std::int64_t all = 0, done = 0;
+  for (const models::Slot& slot : slots) {
+    if (slot.weight != nullptr && !slot.weight->is_packed()) all += *element_count(slot.shape);
+  }
+  if (all == 0) {
+    called_wrongly(flags.from + ": every weight is packed already; convert --dequantize first");
+  }
+  const models::PackingRule rule = rule_of(flags, model.config);
+  Progress progress("quantizing", all, globals);
+  std::int64_t packed = 0, left = 0;
+  models::Model result = models::quantize_model(
+      encoder, model,
+      [&](const std::string& path, const Shape& shape) {
+        if (Interrupts::asked()) throw Exit{kInterrupted};
+        progress.at(done);
+        done += *element_count(shape);
+        const models::Packing packing = rule(path, shape);
+        ++(packing.bits > 0 ? packed : left);
+        return packing;
+      },
+      flags.rounding == "cpu" ? ops::QuantizeRule::kCpu : ops::QuantizeRule::kGpu);
+  if (packed == 0) {
+    called_wrongly(
+        "no weight was packed: the group size divides the rows of none; try "
+        "--q-group-size 32");
+  }
+  if (left > 0 && !globals.quiet) {
+    progress.line(std::to_string(left) + " modules stay as they are: the group size does not " +
+                  "divide their rows, or --q-module says so");
+  }
+  return result;
+}
+
+void convert(const Globals& globals, const Flags& flags) {
+  expect_flags(flags);
+  expect_model(flags.from);
+  expect_place(flags);
+  const auto encoder = globals.device_or_cpu().make_encoder();
+  const Interrupts interrupts("stopping, nothing is written");
+  models::Model model = load_model(flags.from, *encoder, globals);
+  const std::size_t before = models::weight_bytes(model);
+  if (const auto type = type_of(flags, model.config)) {
+    model = models::cast_model(*encoder, model, *type);
+  }
+  if (flags.quantize) model = quantized(*encoder, model, flags, globals);
+  if (flags.dequantize) model = models::dequantize_model(*encoder, model);
+  encoder->commit_and_wait();
+  if (Interrupts::asked()) throw Exit{kInterrupted};
+  models::SaveOptions save;
+  save.files_from = flags.from;
+  save.replace = flags.force;
+  models::save_model(model, flags.to, save);
+
+  const std::size_t after = models::weight_bytes(model);
+  const double bits = models::bits_per_weight(model);
+  if (globals.json) {
+    return print_json(Json::Object{{"from", flags.from},
+                                   {"to", flags.to},
+                                   {"parameters", models::parameter_count(model.config)},
+                                   {"bits_per_weight", bits},
+                                   {"bytes_before", static_cast<std::int64_t>(before)},
+                                   {"bytes", static_cast<std::int64_t>(after)}});
+  }
+  print(flags.to + ": " + fixed(bits, 3) + " bits per weight, " +
+        human_bytes(static_cast<double>(after)) + " (before " +
+        human_bytes(static_cast<double>(before)) + ")\n");
+}
+
+void add_packing(CLI::App& command, Flags& flags) {
+  const char* group = "Packing";
+  command.add_option("--q-bits", flags.bits, "bits of a weight")
+      ->check(CLI::IsMember({2, 3, 4, 5, 6, 8}))
+      ->type_name("N")
+      ->default_str("4")
+      ->group(group);
+  command.add_option("--q-group-size", flags.group_size, "weights that share a scale and a bias")
+      ->check(CLI::IsMember({32, 64, 128}))
+      ->type_name("N")
+      ->default_str("64")
+      ->group(group);
+  command
+      .add_option("--quant-predicate", flags.recipe,
+                  "low bits for most, high ones for the head and the v_proj and down_proj that "
+                  "matter most; routers have 8 bits in all of them")
+      ->check(CLI::IsMember(models::mixed_recipes()))
+      ->type_name("RECIPE")
+      ->group(group);
+  command
+      .add_option("--q-module", flags.exceptions,
+                  "PATTERN=BITS[:GROUP]: modules whose path fits, otherwise; * is any text, 0 "
+                  "bits: not packed; the last that fits counts")
+      ->allow_extra_args(false)
+      ->type_name("RULE")
+      ->group(group);
+  command
+      .add_option("--q-rounding", flags.rounding,
+                  "as MLX rounds on a GPU, as published files were made, or on a CPU")
+      ->check(CLI::IsMember({"gpu", "cpu"}))
+      ->type_name("RULE")
+      ->group(group);
+}
+
+void add(CLI::App& app, const Globals& globals, const char* name, bool quantize,
+         const char* sentence, const char* examples) {
+  CLI::App* command = add_command(app, name, sentence, examples);
+  command->group("Models");
+  const auto flags = std::make_shared<Flags>();
+  flags->quantize = quantize;
+  command
+      ->add_option("--hf-path,--model", flags->from,
+                   "the directory to read, MLX's or Hugging Face's")
+      ->required()
+      ->type_name("DIR")
+      ->group("Model");
+  command->add_option("--mlx-path", flags->to, "the directory to write")
+      ->type_name("DIR")
+      ->group("Model");
+  command->add_flag("--force", flags->force, "replace what is at --mlx-path, once the new is whole")
+      ->group("Model");
+  command
+      ->add_option("--dtype", flags->dtype,
+                   "type of what is not packed; without it the one config.json names")
+      ->check(CLI::IsMember({"float16", "bfloat16", "float32"}))
+      ->type_name("TYPE")
+      ->group("Model");
+  if (!quantize) {
+    command->add_flag("-q,--quantize", flags->quantize, "pack the weights")->group("Packing");
+    command->add_flag("-d,--dequantize", flags->dequantize, "unpack the weights")->group("Packing");
+  }
+  add_packing(*command, *flags);
+  command->callback([&globals, flags] { convert(globals, *flags); });
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app, const Globals& globals) {
+  add(app, globals, "convert", false,
+      "a model in MLX format from another directory: packed with -q, unpacked with -d, of another "
+      "type; --device auto is the CPU here.",
+      "Examples:\n"
+      "  mlxtape convert --hf-path Qwen3-0.6B --mlx-path my-model -q --q-bits 4\n"
+      "  mlxtape convert --model my-model --mlx-path wide -d --dtype float32");
+  add(app, globals, "quantize", true, "convert with -q: a model's weights in a few bits.",
+      "Examples:\n"
+      "  mlxtape quantize --model my-model --mlx-path small --quant-predicate mixed_3_6\n"
+      "  mlxtape quantize --model my-model --mlx-path small --q-bits 3 --q-module "
+      "'*.down_proj=4:32'");
+}
+
+}  // namespace mlxtape::cli

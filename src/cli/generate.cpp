@@ -1,0 +1,219 @@
+// generate: text that a model goes on with after one or several prompts.
+#include <CLI/CLI.hpp>
+
+#include <iostream>
+#include <iterator>
+#include <memory>
+
+#include "command.h"
+#include "interrupt.h"
+#include "mlxtape/base/files.h"
+#include "model_flags.h"
+#include "output.h"
+
+namespace mlxtape::cli {
+
+namespace {
+
+using formats::Json;
+
+struct Flags {
+  std::string model, prefill;
+  std::vector<std::string> prompts, files;
+  bool no_template = false, verbose = true;
+  AnswerFlags answer;
+  TemplateFlags chat;
+};
+
+// As mlx-lm: \n and \t in a prompt of the command line are a new line and a tab.
+std::string unescaped(std::string text) {
+  for (const auto& [from, to] : {std::pair{"\\n", "\n"}, {"\\t", "\t"}}) {
+    for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; ++at) {
+      text.replace(at, 2, to);
+    }
+  }
+  return text;
+}
+
+std::vector<std::string> read_prompts(const Flags& flags) {
+  std::vector<std::string> prompts;
+  for (const std::string& prompt : flags.prompts) {
+    prompts.push_back(prompt == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {})
+                                    : unescaped(prompt));
+  }
+  for (const std::string& file : flags.files) prompts.push_back(read_whole(file, "--prompt-file"));
+  if (prompts.empty()) called_wrongly("a prompt is needed: --prompt or --prompt-file");
+  return prompts;
+}
+
+// The template's text up to the end of what the answer begins with, as Hugging Face cuts it.
+std::string begun_answer(const formats::Tokenizer& tokenizer, Json messages, const Flags& flags) {
+  messages.array().push_back(Json::Object{{"role", "assistant"}, {"content", flags.prefill}});
+  formats::ChatOptions options;
+  options.variables = flags.chat.variables();
+  options.bos_token = tokenizer.bos_token();
+  options.eos_token = tokenizer.eos_token();
+  const std::string text = tokenizer.chat_template()->render(messages, options);
+  const char* spaces = " \t\r\n";
+  std::size_t first = flags.prefill.find_first_not_of(spaces);
+  if (first == std::string::npos) first = 0;
+  const std::string from = flags.prefill.substr(first);
+  const std::string bare = from.substr(0, from.find_last_not_of(spaces) + 1);
+  const std::size_t at = text.rfind(bare);
+  if (bare.empty() || at == std::string::npos) {
+    throw Error(Errc::kArgument,
+                "--prefill-response: the chat template must write the answer's "
+                "beginning as it is, and does not");
+  }
+  return text.substr(0, at + (text.compare(at, from.size(), from) == 0 ? from : bare).size());
+}
+
+std::vector<std::int32_t> encode(const formats::Tokenizer& tokenizer, const std::string& prompt,
+                                 const Flags& flags) {
+  if (flags.no_template || tokenizer.chat_template() == nullptr) {
+    if (!flags.chat.system.empty() || !flags.prefill.empty()) {
+      called_wrongly(
+          "--system-prompt and --prefill-response need a chat template, and there is "
+          "none in use");
+    }
+    return tokenizer.encode(prompt);
+  }
+  Json messages = Json::Array{};
+  if (!flags.chat.system.empty()) {
+    messages.array().push_back(Json::Object{{"role", "system"}, {"content", flags.chat.system}});
+  }
+  messages.array().push_back(Json::Object{{"role", "user"}, {"content", prompt}});
+  if (!flags.prefill.empty()) {
+    return tokenizer.encode(begun_answer(tokenizer, messages, flags), false);
+  }
+  formats::ChatOptions options;
+  options.add_generation_prompt = true;
+  options.variables = flags.chat.variables();
+  return tokenizer.encode_chat(messages, options);
+}
+
+double per_second(std::int64_t tokens, double seconds) {
+  return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
+}
+
+// The first token of each comes with its prompt.
+std::int64_t stepped(const jobs::GenerateReport& report) {
+  return std::max<std::int64_t>(0,
+                                report.tokens - static_cast<std::int64_t>(report.sequences.size()));
+}
+
+Json to_json(const jobs::GenerateReport& report, const std::vector<std::string>& prompts,
+             const Flags& flags, Device& device) {
+  Json::Array sequences;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    const jobs::Generated& one = report.sequences[i];
+    sequences.emplace_back(Json::Object{{"prompt", prompts[i]},
+                                        {"text", one.text},
+                                        {"tokens", static_cast<std::int64_t>(one.tokens.size())},
+                                        {"finish", name_of(one.finish)}});
+  }
+  return Json::Object{
+      {"model", flags.model},
+      {"device", device.name()},
+      {"sequences", std::move(sequences)},
+      {"prompt_tokens", report.prompt_tokens},
+      {"prompt_tokens_per_second", per_second(report.prompt_tokens, report.prompt_seconds)},
+      {"generation_tokens", report.tokens},
+      {"generation_tokens_per_second", per_second(stepped(report), report.seconds)},
+      {"peak_memory_bytes", static_cast<std::int64_t>(peak_memory(device, report.peak_bytes))},
+      {"interrupted", Interrupts::asked()}};
+}
+
+void print_texts(const jobs::GenerateReport& report, const std::vector<std::string>& prompts) {
+  if (prompts.size() == 1) {
+    print("\n");  // the text has been printed as it came
+    return;
+  }
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    print((i == 0 ? "" : "\n") + std::string("==> ") + prompts[i] + "\n" +
+          report.sequences[i].text + "\n");
+  }
+}
+
+void print_costs(const jobs::GenerateReport& report, Device& device) {
+  remark("prompt:      " + rate(report.prompt_tokens, report.prompt_seconds));
+  std::string generation = std::to_string(report.tokens) + " tokens";
+  if (stepped(report) > 0) {
+    generation += ", " + fixed(per_second(stepped(report), report.seconds), 1) + " tokens/s";
+  }
+  remark("generation:  " + generation);
+  remark("peak memory: " +
+         human_bytes(static_cast<double>(peak_memory(device, report.peak_bytes))));
+}
+
+void generate(const Globals& globals, const Flags& flags) {
+  const std::vector<std::string> prompts = read_prompts(flags);
+  static_cast<void>(flags.chat.variables());  // what is wrong with it is said before all else
+  expect_model(flags.model);
+  const auto tokenizer = formats::Tokenizer::from_directory(flags.model);
+  jobs::GenerateOptions options = flags.answer.for_tokenizer(tokenizer);
+  std::vector<std::vector<std::int32_t>> ids;
+  for (const std::string& prompt : prompts) ids.push_back(encode(tokenizer, prompt, flags));
+  Device& device = globals.device();
+  const auto encoder = device.make_encoder();
+  const models::Model model = load_model(flags.model, *encoder, globals);
+
+  const bool stream = prompts.size() == 1 && !globals.json;
+  options.on_text = [&](std::size_t, std::string_view text) {
+    if (!stream) return true;
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    return std::fflush(stdout) == 0;
+  };
+  const Interrupts interrupts("stopping");
+  options.stop = [] {
+    return Interrupts::asked();
+  };
+  const jobs::GenerateReport report = jobs::generate(*encoder, model, tokenizer, ids, options);
+  if (globals.json) {
+    print_json(to_json(report, prompts, flags, device));
+  } else {
+    print_texts(report, prompts);
+    std::fflush(stdout);
+    if (flags.verbose && !globals.quiet) print_costs(report, device);
+  }
+  if (Interrupts::asked()) throw Exit{kInterrupted};
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, const Globals& globals) {
+  CLI::App* command = add_command(
+      app, "generate", "text that a model goes on with after a prompt, or several side by side.",
+      "Examples:\n"
+      "  mlxtape generate --model my-model -p \"Why is the sky blue?\" -m 200\n"
+      "  mlxtape generate --model my-model -p - --temp 0.7 --top-p 0.9 < question.txt");
+  command->group("Models");
+  const auto flags = std::make_shared<Flags>();
+  flags->answer.options.max_tokens = 100;
+  add_model_flag(*command, flags->model);
+  command
+      ->add_option("-p,--prompt", flags->prompts,
+                   "the prompt; - reads it from stdin; several run as a batch")
+      ->allow_extra_args(false)
+      ->type_name("TEXT")
+      ->group("Prompt");
+  command->add_option("--prompt-file", flags->files, "a prompt from a file")
+      ->allow_extra_args(false)
+      ->type_name("FILE")
+      ->group("Prompt");
+  flags->chat.add_to(*command);
+  command->add_flag("--ignore-chat-template", flags->no_template, "the prompt as it is")
+      ->group("Chat template");
+  command->add_option("--prefill-response", flags->prefill, "what the answer begins with")
+      ->type_name("TEXT")
+      ->group("Chat template");
+  flags->answer.add_to(*command);
+  command->add_option("--verbose", flags->verbose, "at the end what it took, on stderr")
+      ->expected(0, 1)
+      ->default_str("true")
+      ->type_name("BOOL")
+      ->group("Output");
+  command->callback([&globals, flags] { generate(globals, *flags); });
+}
+
+}  // namespace mlxtape::cli

@@ -1,0 +1,128 @@
+// info: what this machine and this build have, and why a backend is absent.
+#include <CLI/CLI.hpp>
+
+#include "backends/cpu/targets.h"
+#include "command.h"
+#include "commit.h"
+#include "mlxtape/core/registry.h"
+#include "mlxtape/core/threads.h"
+#include "output.h"
+
+namespace mlxtape::cli {
+
+namespace {
+
+using formats::Json;
+
+std::string compiler() {
+#if defined(__clang__)
+  return std::string("Clang ") + __clang_version__;
+#elif defined(__GNUC__)
+  return std::string("GCC ") + __VERSION__;
+#else
+  return "unknown";
+#endif
+}
+
+const char* build_kind() {
+#ifdef MLXTAPE_HAS_CASES
+  return "with bench and selftest";
+#else
+  return "without bench and selftest";
+#endif
+}
+
+Json of_device(Device& device) {
+  Json::Array targets;
+  Json result = Json::Object{
+      {"backend", name_of(device.backend())},
+      {"name", device.name()},
+      {"memory_bytes", static_cast<std::int64_t>(device.limits().memory_bytes)},
+      {"compute_units", device.limits().compute_units},
+      {"kernels",
+       static_cast<std::int64_t>(KernelRegistry::instance().names(device.backend()).size())}};
+  if (device.backend() == Backend::kCpu) {
+    for (const std::string& target : cpu::available_targets()) targets.emplace_back(target);
+    result.set("threads", threads());
+    result.set("instruction_sets", std::move(targets));
+  }
+  Json details = Json::Object{};
+  for (const auto& [what, value] : device.details()) details.set(what, value);
+  result.set("details", std::move(details));
+  return result;
+}
+
+// What models may have, as Config checks it.
+Json limits() {
+  return Json::Object{{"architectures", "qwen3, qwen3_next, qwen3_5, qwen3_5_moe"},
+                      {"weights",
+                       "f32, f16, bf16; packed in 2, 3, 4, 5, 6 or 8 bits, groups of "
+                       "32, 64 or 128"}};
+}
+
+Json everything() {
+  Json::Array devices, absent;
+  for (Device* device : Device::all()) devices.push_back(of_device(*device));
+  for (const AbsentDevice& one : Device::absent()) {
+    absent.emplace_back(Json::Object{{"backend", name_of(one.backend)}, {"reason", one.reason}});
+  }
+  return Json::Object{
+      {"version", MLXTAPE_VERSION}, {"commit", MLXTAPE_COMMIT},      {"compiler", compiler()},
+      {"build", build_kind()},      {"devices", std::move(devices)}, {"absent", std::move(absent)},
+      {"limits", limits()}};
+}
+
+std::string text(const Json& value) {
+  if (value.is_string()) return value.string();
+  if (!value.is_array()) return value.dump();
+  std::string all;
+  for (const Json& one : value.array()) all += (all.empty() ? "" : " ") + text(one);
+  return all;
+}
+
+void info(const Globals& globals) {
+  const Json all = everything();
+  if (globals.json) return print_json(all);
+  const auto get = [&](const char* key) {
+    return text(*all.find(key));
+  };
+  print("mlxtape " + get("version") + " (" + get("commit") + "), " + get("compiler") + ", " +
+        get("build") + "\n");
+  for (const Json& device : all.find("devices")->array()) {
+    const bool is_cpu = text(*device.find("backend")) == "cpu";
+    print("\n" + text(*device.find("name")) + "\n");
+    Facts facts;
+    facts.add("  memory", human_bytes(device.find("memory_bytes")->number()));
+    facts.add(is_cpu ? "  cores" : "  multiprocessors", text(*device.find("compute_units")));
+    if (is_cpu) {
+      facts.add("  threads", text(*device.find("threads")) + " threads used");
+      facts.add("  instruction sets", text(*device.find("instruction_sets")));
+    }
+    facts.add("  kernels", text(*device.find("kernels")));
+    for (const auto& [what, value] : device.find("details")->object()) {
+      facts.add("  " + what, text(value));
+    }
+    print(facts.text());
+  }
+  for (const Json& one : all.find("absent")->array()) {
+    print("\n" + text(*one.find("backend")) + ": none, " + text(*one.find("reason")) + "\n");
+  }
+  print("\nmodels\n");
+  Facts facts;
+  for (const auto& [what, value] : all.find("limits")->object())
+    facts.add("  " + what, text(value));
+  print(facts.text());
+}
+
+}  // namespace
+
+void add_info(CLI::App& app, const Globals& globals) {
+  add_command(app, "info",
+              "what this machine and this build have: devices, memory, instruction sets, versions, "
+              "and why a backend is absent.",
+              "Example:\n  mlxtape info --json")
+      ->group("This machine")
+      ->callback([&globals] { info(globals); });
+}
+
+}  // namespace mlxtape::cli

@@ -1,0 +1,281 @@
+// inspect: what a model's directory holds and what it takes to run and to train it. Reads headers alone.
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <memory>
+
+#include "command.h"
+#include "mlxtape/formats/model_directory.h"
+#include "mlxtape/formats/tokenizer.h"
+#include "mlxtape/models/load.h"
+#include "mlxtape/models/size.h"
+#include "mlxtape/models/state.h"
+#include "model_flags.h"
+#include "output.h"
+
+namespace mlxtape::cli {
+
+namespace {
+
+using formats::Json;
+using models::Config;
+
+struct Flags {
+  std::string directory;
+  std::int64_t context = 4096;
+  bool tensors = false;
+};
+
+std::int64_t whole(std::size_t bytes) { return static_cast<std::int64_t>(bytes); }
+
+// "model.layers.3.mlp.gate" -> "mlp.gate": modules that are the same in every layer.
+std::string class_of(const std::string& path) {
+  const std::string layers = "layers.";
+  const std::size_t at = path.find(layers);
+  if (at == std::string::npos) return path.substr(path.rfind('.') + 1);
+  return path.substr(path.find('.', at + layers.size()) + 1);
+}
+
+// One row for each class of modules and each way they are packed.
+struct ClassSize {
+  std::int64_t modules = 0, parameters = 0;
+  std::size_t bytes = 0;
+};
+using ClassKey = std::pair<std::string, std::string>;  // class, packing
+
+std::vector<std::pair<ClassKey, ClassSize>> classes(const models::Model& model) {
+  std::vector<std::pair<ClassKey, ClassSize>> result;
+  std::map<ClassKey, std::size_t> places;
+  std::map<std::string, std::size_t> order;  // by the class alone: all ways it is packed together
+  constexpr std::size_t kLast = std::numeric_limits<std::size_t>::max();
+  models::Weights weights = model.weights;
+  for (const models::Slot& slot : models::slots(weights, model.config)) {
+    ClassKey key{"norms, filters and other small ones", ""};
+    std::size_t bytes = 0;
+    if (slot.tensor != nullptr) {
+      key.second = name_of(slot.tensor->dtype());
+      bytes = slot.tensor->bytes();
+    } else {
+      key.first = class_of(slot.name);
+      const nn::Weight& w = *slot.weight;
+      key.second = w.is_packed() ? std::to_string(w.packed.bits) + " bits, groups of " +
+                                       std::to_string(w.packed.group_size)
+                                 : name_of(w.dtype());
+      bytes = w.is_packed()
+                  ? w.packed.codes.bytes() + w.packed.scales.bytes() + w.packed.biases.bytes()
+                  : w.plain.bytes();
+    }
+    const auto [at, is_new] = places.emplace(key, result.size());
+    if (is_new) result.emplace_back(key, ClassSize{});
+    ClassSize& size = result[at->second].second;
+    order.emplace(key.first, slot.tensor != nullptr ? kLast : order.size());
+    ++size.modules;
+    size.parameters += *element_count(slot.shape);
+    size.bytes += bytes;
+  }
+  std::stable_sort(result.begin(), result.end(), [&](const auto& a, const auto& b) {
+    return order.at(a.first.first) < order.at(b.first.first);
+  });
+  return result;
+}
+
+Json layers_of(const Config& c) {
+  std::int64_t attention = 0, experts = 0;
+  for (std::int64_t l = 0; l < c.layers; ++l) {
+    attention += c.has_attention(l) ? 1 : 0;
+    experts += c.has_experts(l) ? 1 : 0;
+  }
+  return Json::Object{{"all", c.layers},
+                      {"attention", attention},
+                      {"delta_net", c.layers - attention},
+                      {"with_experts", experts}};
+}
+
+Json tokenizer_of(const std::string& directory) {
+  std::error_code reason;
+  if (!std::filesystem::exists(std::filesystem::path(directory) / "tokenizer.json", reason)) {
+    return {};
+  }
+  const auto tokenizer = formats::Tokenizer::from_directory(directory);
+  Json::Array ends;
+  for (const formats::TokenId id : tokenizer.eos_ids()) {
+    // A model's config may name an id that its tokenizer has no token for.
+    ends.emplace_back(id < tokenizer.vocabulary_size() ? Json(tokenizer.token_of(id)) : Json(id));
+  }
+  return Json::Object{{"vocabulary", tokenizer.vocabulary_size()},
+                      {"bos", tokenizer.bos_token()},
+                      {"eos", std::move(ends)},
+                      {"chat_template", tokenizer.chat_template() != nullptr}};
+}
+
+Json packing_of(const models::Model& model) {
+  Json::Array rows;
+  for (const auto& [key, size] : classes(model)) {
+    rows.emplace_back(Json::Object{{"class", key.first},
+                                   {"packing", key.second},
+                                   {"modules", size.modules},
+                                   {"parameters", size.parameters},
+                                   {"bytes", whole(size.bytes)}});
+  }
+  return rows;
+}
+
+Json tensors_of(const formats::ModelFiles& files) {
+  Json::Array rows;
+  for (const std::string& name : files.names()) {
+    const formats::TensorInfo& info = files.info(name);
+    Json::Array shape;
+    for (const std::int64_t dim : info.shape) shape.emplace_back(dim);
+    rows.emplace_back(Json::Object{{"name", name},
+                                   {"type", info.type},
+                                   {"shape", std::move(shape)},
+                                   {"bytes", whole(info.bytes)},
+                                   {"file", info.file}});
+  }
+  return rows;
+}
+
+Json everything(const Flags& flags) {
+  expect_model(flags.directory);
+  const models::Model model = models::load_shapes(flags.directory);
+  const formats::ModelFiles files(flags.directory);
+  const Config& c = model.config;
+  const std::size_t state = models::State::bytes_of(c, model.dtype(), 1, flags.context);
+  const models::TrainingBytes training = models::training_bytes(model);
+  const std::size_t weights = models::weight_bytes(model);
+  Json result = Json::Object{
+      {"directory", flags.directory},
+      {"architecture", c.model_type},
+      {"dtype", name_of(model.dtype())},
+      {"layers", layers_of(c)},
+      {"width", c.width},
+      {"vocabulary", c.vocabulary},
+      {"max_positions", c.max_positions},
+      {"tied_head", c.tied},
+      {"experts", c.experts},
+      {"experts_per_token", c.chosen},
+      {"parameters", models::parameter_count(c)},
+      {"active_parameters", models::active_parameter_count(c)},
+      {"bits_per_weight", models::bits_per_weight(model)},
+      {"files", static_cast<std::int64_t>(files.files().size())},
+      {"weight_bytes", whole(weights)},
+      {"context", flags.context},
+      {"state_bytes", whole(state)},
+      {"run_bytes", whole(weights + state)},
+      {"train_bytes_estimate", Json::Object{{"weights", whole(training.weights)},
+                                            {"gradients", whole(training.gradients)},
+                                            {"optimiser", whole(training.optimiser)},
+                                            {"all_without_activations", whole(training.all())}}},
+      {"packing", packing_of(model)},
+      {"tokenizer", tokenizer_of(flags.directory)}};
+  if (flags.tensors) result.set("tensors", tensors_of(files));
+  return result;
+}
+
+std::string text(const Json& value) {
+  if (value.is_string()) return value.string();
+  if (!value.is_array()) return value.dump();
+  std::string all;
+  for (const Json& one : value.array()) all += (all.empty() ? "" : " ") + text(one);
+  return all;
+}
+
+std::string tokenizer_text(const Json& facts) {
+  if (facts.is_null()) return "none (no tokenizer.json)";
+  const std::string ends = text(*facts.find("eos"));
+  return text(*facts.find("vocabulary")) +
+         " tokens, ends of text: " + (ends.empty() ? "none" : ends) +
+         (facts.find("chat_template")->boolean() ? ", with a chat template"
+                                                 : ", without a chat template");
+}
+
+std::string summary(const Json& all) {
+  const auto get = [&](const char* key) -> const Json& {
+    return *all.find(key);
+  };
+  const auto bytes = [](const Json& value) {
+    return human_bytes(value.number());
+  };
+  const auto count = [](const Json& value) {
+    return human_count(value.number());
+  };
+  const Json& layers = get("layers");
+  std::string kinds = text(*layers.find("all"));
+  if (layers.find("delta_net")->integer() > 0) {
+    kinds += " (" + text(*layers.find("attention")) + " with attention, " +
+             text(*layers.find("delta_net")) + " with delta nets)";
+  }
+  Facts facts;
+  facts.add("architecture", text(get("architecture")) + ", " + text(get("dtype")));
+  facts.add("layers", kinds);
+  facts.add("width", text(get("width")));
+  if (get("experts").integer() > 0) {
+    facts.add("experts", text(get("experts")) + ", " + text(get("experts_per_token")) +
+                             " per token, in " + text(*layers.find("with_experts")) + " layers");
+  }
+  facts.add("vocabulary", text(get("vocabulary")) +
+                              (get("tied_head").boolean() ? ", the head is the embedding" : ""));
+  facts.add("positions", text(get("max_positions")));
+  facts.add("parameters", count(get("parameters")) + ", " + count(get("active_parameters")) +
+                              " active per token");
+  facts.add("bits per weight", fixed(get("bits_per_weight").number(), 3));
+  facts.add("weights", bytes(get("weight_bytes")) + " in " + text(get("files")) +
+                           (get("files").integer() == 1 ? " file" : " files"));
+  facts.add("tokenizer", tokenizer_text(get("tokenizer")));
+  facts.add("to run", bytes(get("run_bytes")) + ": weights, and " + bytes(get("state_bytes")) +
+                          " of state for " + text(get("context")) + " tokens");
+  const Json& train = get("train_bytes_estimate");
+  facts.add("to train", "about " + bytes(*train.find("all_without_activations")) + ": weights, " +
+                            bytes(*train.find("gradients")) + " of gradients, " +
+                            bytes(*train.find("optimiser")) + " of AdamW; activations come on top");
+  return facts.text();
+}
+
+void inspect(const Globals& globals, const Flags& flags) {
+  const Json all = everything(flags);
+  if (globals.json) return print_json(all);
+  print(summary(all));
+  Table packing({"modules", "of them", "parameters", "packing", "size"},
+                {false, true, true, false, true});
+  for (const Json& row : all.find("packing")->array()) {
+    packing.add({text(*row.find("class")), text(*row.find("modules")),
+                 human_count(row.find("parameters")->number()), text(*row.find("packing")),
+                 human_bytes(row.find("bytes")->number())});
+  }
+  print("\n" + packing.text());
+  if (!flags.tensors) return;
+  Table tensors({"tensor", "type", "shape", "size"}, {false, false, false, true});
+  for (const Json& row : all.find("tensors")->array()) {
+    tensors.add({text(*row.find("name")), text(*row.find("type")), row.find("shape")->dump(),
+                 human_bytes(row.find("bytes")->number())});
+  }
+  print("\n" + tensors.text());
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app, const Globals& globals) {
+  CLI::App* command = add_command(
+      app, "inspect",
+      "what a model is and takes: architecture, parameters, packing, memory to run and to train.",
+      "Examples:\n"
+      "  mlxtape inspect my-model --context 32768\n"
+      "  mlxtape inspect my-model --json | jq .bits_per_weight");
+  command->group("Models");
+  const auto flags = std::make_shared<Flags>();
+  command->add_option("DIR", flags->directory, "the model's directory")
+      ->required()
+      ->type_name("DIR");
+  command->add_option("--context", flags->context, "tokens that the state has room for")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31))
+      ->type_name("N")
+      ->group("What to tell");
+  command->add_flag("--tensors", flags->tensors, "every tensor of the files, too")
+      ->group("What to tell");
+  command->callback([&globals, flags] { inspect(globals, *flags); });
+}
+
+}  // namespace mlxtape::cli

@@ -1,0 +1,47 @@
+// What commands that use a model share: its directory, how it answers, what that took.
+#pragma once
+
+#include <string>
+
+#include "command.h"
+#include "mlxtape/jobs/generate.h"
+#include "mlxtape/models/load.h"
+
+namespace mlxtape::cli {
+
+// --model DIR, required.
+CLI::Option* add_model_flag(CLI::App& command, std::string& directory);
+
+// Throws kIo and says what to do where this is no model's directory.
+void expect_model(const std::string& directory);
+
+// With a bar while it takes long.
+models::Model load_model(const std::string& directory, CommandEncoder& encoder,
+                         const Globals& globals);
+
+// --max-tokens, --temp, --top-p, ..., --stop, --extra-eos-token; mlx-lm's names.
+struct AnswerFlags {
+  jobs::GenerateOptions options;
+  std::vector<std::string> extra_ends;
+
+  void add_to(CLI::App& command);
+  // options with what the tokenizer must know for.
+  jobs::GenerateOptions for_tokenizer(const formats::Tokenizer& tokenizer) const;
+};
+
+// --system-prompt, --chat-template-config.
+struct TemplateFlags {
+  std::string system, config;
+
+  void add_to(CLI::App& command);
+  formats::Json variables() const;
+};
+
+// The most memory so far: of a GPU what was allocated there, on the CPU what the process had in use, mapped weights among
+// it.
+std::size_t peak_memory(Device& device, std::size_t allocated);
+
+// "12 tokens, 34.5 tokens/s".
+std::string rate(std::int64_t tokens, double seconds);
+
+}  // namespace mlxtape::cli

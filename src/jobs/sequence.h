@@ -1,0 +1,102 @@
+// One text in the making: what it has said, and whether it goes on. Shared by generate and talk.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+#include "mlxtape/jobs/generate.h"
+
+namespace mlxtape::jobs {
+
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+inline bool asked_to_stop(const GenerateOptions& options) { return options.stop && options.stop(); }
+
+// The tokenizer's ends of text and the caller's.
+inline std::vector<std::int32_t> stop_tokens(const formats::Tokenizer& tokenizer,
+                                             const GenerateOptions& options) {
+  std::vector<std::int32_t> stops = options.stop_tokens;
+  stops.insert(stops.end(), tokenizer.eos_ids().begin(), tokenizer.eos_ids().end());
+  return stops;
+}
+
+// prefill, with a look at stop after each chunk: nothing where it said so.
+inline std::optional<Tensor> read(CommandEncoder& encoder, const models::Model& model,
+                                  models::State& state, std::int64_t sequence,
+                                  std::span<const std::int32_t> tokens,
+                                  const GenerateOptions& options) {
+  const auto chunk = static_cast<std::size_t>(std::max<std::int64_t>(options.prefill_chunk, 1));
+  std::optional<Tensor> last;
+  for (std::size_t at = 0; at < tokens.size(); at += chunk) {
+    if (asked_to_stop(options)) return std::nullopt;
+    last = models::prefill(encoder, model, state, sequence,
+                           tokens.subspan(at, std::min(chunk, tokens.size() - at)),
+                           options.prefill_chunk);
+  }
+  return last;
+}
+
+class Sequence {
+ public:
+  // options must outlive it.
+  Sequence(const formats::Tokenizer& tokenizer, const std::vector<std::int32_t>& prompt,
+           const GenerateOptions& options, std::size_t number, std::uint64_t draw)
+      : options_(options),
+        number_(number),
+        sampler_(options.sampling, draw),
+        decoder_(tokenizer),
+        until_(options.stop_strings),
+        tokens_(prompt) {}
+
+  bool goes_on() const { return goes_on_; }
+  std::int32_t last() const { return tokens_.back(); }
+
+  void choose(std::span<float> logits, const std::vector<std::int32_t>& stops) {
+    const std::int32_t token = sampler_(logits, tokens_);
+    tokens_.push_back(token);
+    if (std::find(stops.begin(), stops.end(), token) != stops.end()) {
+      end(Finish::kStopToken);
+      return;
+    }
+    result_.tokens.push_back(token);
+    give(until_.add(decoder_.put(token)));
+    if (!goes_on_) return;
+    if (until_.ended()) {
+      end(Finish::kStopString);
+    } else if (static_cast<std::int64_t>(result_.tokens.size()) >= options_.max_tokens) {
+      end(Finish::kLength);
+    }
+  }
+  void cancel() {
+    if (goes_on_) end(Finish::kCancelled);
+  }
+
+  Generated take() { return std::move(result_); }
+
+ private:
+  void give(const std::string& text) {
+    result_.text += text;
+    if (text.empty() || !options_.on_text || options_.on_text(number_, text)) return;
+    goes_on_ = false;
+    result_.finish = Finish::kCancelled;
+  }
+  void end(Finish why) {
+    give(until_.add(decoder_.end(), true));
+    goes_on_ = false;
+    result_.finish = why;
+  }
+
+  const GenerateOptions& options_;
+  std::size_t number_;
+  Sampler sampler_;
+  formats::StreamDecoder decoder_;
+  TextUntil until_;
+  std::vector<std::int32_t> tokens_;  // the prompt's and its own
+  Generated result_;
+  bool goes_on_ = true;
+};
+
+}  // namespace mlxtape::jobs
