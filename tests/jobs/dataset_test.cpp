@@ -45,7 +45,7 @@ TEST(Permutations, AreNumpys) {
 std::vector<Sample> numbered() {
   std::vector<Sample> samples(23);
   for (std::size_t i = 0; i < samples.size(); ++i) {
-    samples[i].tokens.resize(2 + (7 * i * i + 3 * i) % 90);
+    samples[i].tokens.resize(2 + (8 * i * i + 13 * i) % 90);
     std::iota(samples[i].tokens.begin(), samples[i].tokens.end(),
               static_cast<std::int32_t>(1000 * i));
     samples[i].prompt = static_cast<std::int64_t>(i % 5);
@@ -84,10 +84,10 @@ void expect_batch(const Batch& batch, const Expected& want, const std::vector<Sa
 TEST(Batches, AreThoseOfMlxLm) {
   const std::vector<Sample> samples = numbered();
   const std::vector<Expected> of_five = {
-      {96, {12, 14, 19, 11}}, {32, {0, 6, 15, 21}},  {32, {7, 17, 1, 5}}, {64, {10, 8, 2, 4}},
-      {64, {22, 16, 13, 9}},  {64, {22, 16, 13, 9}}, {64, {10, 8, 2, 4}}, {96, {12, 14, 19, 11}},
-      {32, {7, 17, 1, 5}},    {32, {0, 6, 15, 21}},  {32, {7, 17, 1, 5}}, {96, {12, 14, 19, 11}},
-      {64, {10, 8, 2, 4}}};
+      {96, {9, 12, 2, 19}},  {32, {0, 4, 6, 16}},   {32, {17, 15, 22, 1}}, {64, {3, 21, 10, 11}},
+      {64, {7, 18, 14, 20}}, {64, {7, 18, 14, 20}}, {64, {3, 21, 10, 11}}, {96, {9, 12, 2, 19}},
+      {32, {17, 15, 22, 1}}, {32, {0, 4, 6, 16}},   {32, {17, 15, 22, 1}}, {96, {9, 12, 2, 19}},
+      {64, {3, 21, 10, 11}}};
   BatchOptions options{.batch_size = 4, .seed = 5};
   for (const bool learn_prompt : {true, false}) {
     options.learn_prompt = learn_prompt;
@@ -99,9 +99,9 @@ TEST(Batches, AreThoseOfMlxLm) {
     expect_batch(batches.at(1), of_five[1], samples, options);  // an epoch back
   }
 
-  const std::vector<Expected> cut = {{32, {21, 7, 17}},  {59, {8, 2, 4}},    {59, {22, 16, 13}},
-                                     {32, {0, 6, 15}},   {32, {1, 5, 10}},   {59, {9, 12, 14}},
-                                     {59, {19, 11, 20}}, {59, {22, 16, 13}}, {32, {0, 6, 15}}};
+  const std::vector<Expected> cut = {{32, {16, 17, 15}}, {59, {21, 10, 11}}, {59, {7, 18, 14}},
+                                     {32, {0, 4, 6}},    {32, {22, 1, 3}},   {59, {20, 9, 12}},
+                                     {59, {2, 19, 8}},   {59, {7, 18, 14}},  {32, {0, 4, 6}}};
   options = {.batch_size = 3, .max_tokens = 60, .seed = 123};
   const Batches short_ones(samples, options);
   for (std::size_t i = 0; i < cut.size(); ++i) {
@@ -152,6 +152,7 @@ TEST(Batches, FingerprintTellsThemApart) {
   EXPECT_NE(with([](BatchOptions& o, auto&) { o.learn_prompt = false; }), one);
   EXPECT_NE(with([](BatchOptions&, auto& s) { s[9].tokens[3] += 1; }), one);
   EXPECT_EQ(with([](BatchOptions&, auto& s) { std::swap(s[5], s[6]); }), one);  // of other lengths
+  EXPECT_NE(with([](BatchOptions&, auto& s) { std::swap(s[0], s[4]); }), one);  // of the same
 
   const auto all = jobs::every_batch(samples, options);
   auto other = all;

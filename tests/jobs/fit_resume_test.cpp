@@ -1,0 +1,305 @@
+// Runs that are stopped, killed or fail, and go on.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <optional>
+
+#include "jobs/fit_support.h"
+#include "mlxtape/base/files.h"
+#include "mlxtape/ops/reduce.h"
+
+namespace mlxtape::test {
+namespace {
+
+class FitResume : public FitTest {
+ protected:
+  void expect_resumable(DType dtype, const FitOptions& parts, std::int64_t k, const Toy& whole,
+                        const FitResult& want);
+};
+
+// Stopped after k of its steps and resumed: as `want` and `whole`, which were not.
+void FitResume::expect_resumable(DType dtype, const FitOptions& parts, std::int64_t k,
+                                 const Toy& whole, const FitResult& want) {
+  std::int64_t steps = 0, resumed = -1;
+  FitHooks hooks;
+  hooks.on_step = [&](std::int64_t step) {
+    steps = step;
+  };
+  hooks.on_resumed = [&](std::int64_t step) {
+    resumed = step;
+  };
+  hooks.stop = [&] {
+    return steps == k;
+  };
+  const FitResult part = run(Toy(encoder(), dtype), parts, hooks);
+  EXPECT_TRUE(part.stopped);
+  EXPECT_EQ(part.steps, k);
+  EXPECT_EQ(resumed, -1);
+  const Toy rest(encoder(), dtype);
+  hooks.stop = {};
+  const FitResult got = run(rest, parts, hooks);
+  EXPECT_FALSE(got.stopped);
+  EXPECT_EQ(resumed, k);
+  expect_same(got, want);
+  EXPECT_TRUE(rest.bits() == whole.bits());
+  if (k != 3) return;
+  // One that is over has nothing more to do, and still knows its weights.
+  const Toy over(encoder(), dtype);
+  expect_same(run(over, parts), want);
+  EXPECT_TRUE(over.bits() == whole.bits());
+}
+
+TEST_P(FitResume, StoppedAnywhereItGoesOnWithTheSameBits) {
+  const std::vector<std::pair<DType, std::int64_t>> kinds = {
+      {DType::kF32, 3}, {DType::kBF16, 1}, {DType::kF16, 2}};
+  for (const auto& [dtype, accumulation] : kinds) {
+    FitOptions o = options();
+    o.accumulation = accumulation;
+    o.save_every = 0;
+    const Toy whole(encoder(), dtype);
+    const FitResult want = run(whole, o);
+    EXPECT_EQ(want.steps, 8);
+    EXPECT_EQ(want.validations.size(), 5U);
+    EXPECT_EQ(want.reports.size(), 3U);
+    EXPECT_LT(want.best_loss, want.validations[0].loss);
+    for (std::int64_t k = 1; k < 8; ++k) {
+      o.folder = folder_ / (name_of(dtype) + std::to_string(k));
+      o.resume = true;
+      SCOPED_TRACE(o.folder);
+      expect_resumable(dtype, o, k, whole, want);
+    }
+  }
+}
+
+#if !defined(__SANITIZE_THREAD__)  // ThreadSanitizer does not follow threads into a child
+TEST_P(FitResume, KilledAnywhereItGoesOnWithTheSameBits) {
+  if (GetParam() != Backend::kCpu) GTEST_SKIP() << "a forked child cannot use the parent's device";
+  FitOptions o = in_folder("killed", 40);
+  o.save_every = 1;
+  o.accumulation = 2;
+  const Toy whole(encoder(), DType::kBF16);
+  FitOptions alone = o;
+  alone.folder.clear();
+  alone.resume = false;
+  const FitResult want = run(whole, alone);
+
+  std::mt19937 bits(std::random_device{}());
+  int killed = 0;
+  for (int i = 0; i < 10; ++i) {
+    const unsigned wait = bits() % 12000;
+    SCOPED_TRACE("killed after us: " + std::to_string(wait));
+    const pid_t child = fork();
+    if (child == 0) {
+      try {
+        run(Toy(encoder(), DType::kBF16), o);
+      } catch (...) {
+        _exit(1);
+      }
+      _exit(0);
+    }
+    usleep(wait);
+    kill(child, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    killed += WIFSIGNALED(status) ? 1 : 0;
+    EXPECT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 0);
+  }
+  EXPECT_GT(killed, 0);
+  const Toy last(encoder(), DType::kBF16);
+  expect_same(run(last, o), want);
+  EXPECT_TRUE(last.bits() == whole.bits());
+  const Toy best(encoder(), DType::kBF16);
+  jobs::load_trainables(encoder(), o.folder + "/best.safetensors", best.trainables);
+  EXPECT_EQ(best.validation(), want.best_loss);
+  std::size_t files = 0;  // the state and the best; nothing that was half written
+  for (const auto& entry : std::filesystem::directory_iterator(o.folder)) {
+    files += entry.is_regular_file() ? 1 : 0;
+  }
+  EXPECT_EQ(files, 2U);
+}
+#endif
+
+// As if the disk were full: no file has more than 1000 bytes.
+class SmallFiles {
+ public:
+  SmallFiles() {
+    std::signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &before_);
+    rlimit small = before_;
+    small.rlim_cur = 1000;
+    setrlimit(RLIMIT_FSIZE, &small);
+  }
+  SmallFiles(const SmallFiles&) = delete;
+  SmallFiles& operator=(const SmallFiles&) = delete;
+  ~SmallFiles() {
+    setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, SIG_DFL);
+  }
+
+ private:
+  rlimit before_{};
+};
+
+TEST_P(FitResume, AFullDiskLeavesTheStateBefore) {
+  FitOptions o = in_folder("full");
+  std::int64_t steps = 0, saved = -1;
+  FitHooks hooks;
+  hooks.on_step = [&](std::int64_t step) {
+    steps = step;
+  };
+  hooks.on_saved = [&](std::int64_t step) {
+    saved = step;
+  };
+  hooks.stop = [&] {
+    return steps == 2;
+  };
+  run(Toy(encoder(), DType::kF32), o, hooks);
+  hooks.stop = {};
+  const std::string before = read_whole(o.folder + "/state.safetensors", "test");
+
+  std::optional<SmallFiles> small(std::in_place);
+  const std::string said = formats::message_of([&] { run(Toy(encoder(), DType::kF32), o, hooks); },
+                                               Errc::kIo, folder_.path.string() + "/");
+  small.reset();
+  EXPECT_EQ(
+      said,
+      "fit: the state of step 4 could not be written: safetensors: full/state.safetensors must "
+      "be writable, got File too large; the state of step 2 in full/state.safetensors is whole");
+  EXPECT_EQ(read_whole(o.folder + "/state.safetensors", "test"), before);
+  EXPECT_EQ(saved, 2);
+
+  const Toy rest(encoder(), DType::kF32), whole(encoder(), DType::kF32);
+  expect_same(run(rest, o), run(whole, options()));
+  EXPECT_TRUE(rest.bits() == whole.bits());
+}
+
+// ---- what is not finite ----
+
+TEST_P(FitResume, NothingIsKeptOfAStepThatIsNotFinite) {
+  for (const bool of_norm : {false, true}) {
+    FitOptions o = in_folder(of_norm ? "norm" : "loss");
+    const Toy toy(encoder(), DType::kF32), until(encoder(), DType::kF32);
+    const auto objective = [&](Tape& tape, std::int64_t batch) {
+      Recorded r = toy.record(tape, batch);
+      if (batch != 5) return r;
+      const Tensor x = ops::sum(tape, r.watched[1]);
+      if (of_norm) {  // 1e30·(x − x): no loss, and a slope whose square is too much
+        const Tensor much = encoder().full({}, DType::kF32, 1e30);
+        const Tensor zero = ops::subtract(tape, x, x.detach());
+        r.loss = ops::add(tape, r.loss, ops::multiply(tape, zero, much));
+      } else {
+        r.loss = ops::add(tape, r.loss, encoder().full({}, DType::kF32, NAN));
+      }
+      return r;
+    };
+    FitHooks hooks;
+    hooks.validate = [&toy] {
+      return toy.validation();
+    };
+    std::int64_t steps = 0;
+    hooks.on_step = [&](std::int64_t step) {
+      steps = step;
+    };
+    const std::string said =
+        formats::message_of([&] { jobs::fit(encoder(), toy.trainables, objective, o, hooks); },
+                            Errc::kArgument, folder_.path.string() + "/");
+    EXPECT_EQ(steps, 5);
+    const std::string begin =
+        of_norm ? "fit: the norm of the gradients of step 6 must be finite, got inf"
+                : "fit: the loss of step 6 must be finite, got nan";
+    EXPECT_EQ(said.substr(0, begin.size()), begin);
+    EXPECT_NE(said.find("nothing of that step was kept, and the state of step 4"),
+              std::string::npos)
+        << said;
+    hooks.stop = [&] {
+      return steps == 5;
+    };
+    run(until, options(), hooks);
+    EXPECT_TRUE(toy.bits() == until.bits());
+  }
+  FitHooks hooks;
+  const Toy toy(encoder(), DType::kF32);
+  hooks.validate = [] {
+    return NAN;
+  };
+  expect_error(Errc::kArgument, "the loss of the validation after step 0 must be finite",
+               [&] { jobs::fit(encoder(), toy.trainables, toy.objective(), options(), hooks); });
+}
+
+// ---- the best ----
+
+TEST_P(FitResume, KeepsTheBest) {
+  const Values losses = {5, 3, 4, 2.5, 2.5, 7};  // before the first step and after 2, 4, …
+  FitOptions o = in_folder("best", 10);
+  Toy toy(encoder(), DType::kBF16);
+  std::size_t asked = 0;
+  std::vector<std::vector<unsigned char>> after_six;
+  FitHooks hooks;
+  hooks.validate = [&] {
+    return losses[asked++];
+  };
+  hooks.on_step = [&](std::int64_t step) {
+    if (step == 6) after_six = toy.bits();
+  };
+  const FitResult result = jobs::fit(encoder(), toy.trainables, toy.objective(), o, hooks);
+  EXPECT_EQ(asked, 6U);
+  EXPECT_EQ(result.best_step, 6);
+  EXPECT_EQ(result.best_loss, 2.5);
+  EXPECT_TRUE(toy.bits() != after_six);
+  const Toy best(encoder(), DType::kBF16);
+  jobs::load_trainables(encoder(), o.folder + "/best.safetensors", best.trainables);
+  EXPECT_TRUE(best.bits() == after_six);
+  // Of the state, the last; into a wider type, the masters.
+  jobs::load_trainables(encoder(), o.folder + "/state.safetensors", best.trainables);
+  EXPECT_TRUE(best.bits() == toy.bits());
+  const Toy wide(encoder(), DType::kF32);
+  jobs::load_trainables(encoder(), o.folder + "/state.safetensors", wide.trainables);
+  EXPECT_NE(download(wide.trainables[1].tensor), download(best.trainables[1].tensor));
+
+  std::filesystem::remove(o.folder + "/best.safetensors");
+  expect_error(Errc::kIo, "best.safetensors must be of step 6",
+               [&] { jobs::fit(encoder(), toy.trainables, toy.objective(), o, hooks); });
+}
+
+// A run that was killed between a state and its best has an older one, or none.
+TEST_P(FitResume, TheBestOfTheStatesOwnStepIsWrittenAgain) {
+  const FitOptions o = in_folder("between");
+  const std::string file = o.folder + "/best.safetensors";
+  std::int64_t steps = 0;
+  std::string older;
+  FitHooks hooks;
+  hooks.on_step = [&](std::int64_t step) {
+    steps = step;
+  };
+  hooks.on_saved = [&](std::int64_t step) {
+    if (step == 0) older = read_whole(file, "test");
+  };
+  hooks.stop = [&] {
+    return steps == 2;
+  };
+  ASSERT_EQ(run(Toy(encoder(), DType::kF32), o, hooks).best_step, 2);
+  const std::string best = read_whole(file, "test");
+  const std::string state = read_whole(o.folder + "/state.safetensors", "test");
+  ASSERT_NE(best, older);
+  for (const bool has_older : {true, false}) {
+    formats::put(o.folder + "/state.safetensors", state);
+    formats::put(o.folder + "/state.safetensors.tmp12.0", "half a state");
+    std::filesystem::remove(file);
+    if (has_older) formats::put(file, older);
+    hooks.stop = [] {
+      return true;
+    };
+    run(Toy(encoder(), DType::kF32), o, hooks);  // one step, no validation
+    EXPECT_EQ(steps, 3);
+    EXPECT_TRUE(read_whole(file, "test") == best);
+    EXPECT_FALSE(std::filesystem::exists(o.folder + "/state.safetensors.tmp12.0"));
+  }
+}
+
+MT_ON_EVERY_BACKEND(FitResume);
+
+}  // namespace
+}  // namespace mlxtape::test
