@@ -293,9 +293,10 @@ Model load_shapes(const std::string& directory) { return load(directory, nullptr
 void save_model(const Model& model, const std::string& directory, const SaveOptions& options) {
   formats::ModelToSave out;
   if (has_lora(model)) {
-    throw Error(Errc::kArgument,
-                "save_model: the model has adapters, which would be lost: fuse_lora makes them part "
-                "of the weights, save_adapters saves them apart");
+    throw Error(
+        Errc::kArgument,
+        "save_model: the model has adapters, which would be lost: fuse_lora makes them part "
+        "of the weights, save_adapters saves them apart");
   }
   for (const auto& [name, tensor, file_shape] : parameters(model)) {
     const Tensor t = tensor.detach();
