@@ -78,8 +78,7 @@ class Evaluator {
       for (std::int64_t r = start; r < stop; ++r) {
         if (batch.targets[static_cast<std::size_t>(r)] < 0) continue;
         add_row(rows, static_cast<std::size_t>(r - start),
-                "batch " + std::to_string(number) + ", row " + std::to_string(r / batch.length) +
-                    ", token " + std::to_string(r % batch.length));
+                {number, r / batch.length, r % batch.length});
       }
     }
   }
@@ -115,7 +114,11 @@ class Evaluator {
     return rows;
   }
 
-  void add_row(const RowNumbers& rows, std::size_t r, const std::string& where) {
+  struct Place {
+    std::int64_t batch, row, token;
+  };
+
+  void add_row(const RowNumbers& rows, std::size_t r, Place where) {
     add_finite(loss_, rows.loss[r], "the loss", where);
     if (reference_ == nullptr) return;
     add_finite(reference_loss_, rows.reference_loss[r], "the reference's loss", where);
@@ -123,9 +126,11 @@ class Evaluator {
     agreement_.add(rows.best[r] == rows.reference_best[r] ? 1 : 0);
   }
 
-  static void add_finite(Mean& mean, float value, const char* what, const std::string& where) {
+  static void add_finite(Mean& mean, float value, const char* what, Place where) {
     if (!std::isfinite(value)) {
-      wrong(std::string(what) + " must be finite, got " + std::to_string(value) + " in " + where);
+      wrong(std::string(what) + " must be finite, got " + std::to_string(value) + " in batch " +
+            std::to_string(where.batch) + ", row " + std::to_string(where.row) + ", token " +
+            std::to_string(where.token));
     }
     mean.add(static_cast<double>(value));
   }
