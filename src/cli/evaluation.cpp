@@ -68,8 +68,10 @@ jobs::Evaluation evaluate(CommandEncoder& encoder, const models::Model& model,
 
 std::string with_error(const jobs::Estimate& estimate) {
   // Two digits of the error.
-  const double error = std::max(estimate.error, 1e-6);
-  const int digits = std::clamp(1 - static_cast<int>(std::floor(std::log10(error))), 1, 6);
+  const int digits =
+      estimate.error > 0
+          ? std::clamp(1 - static_cast<int>(std::floor(std::log10(estimate.error))), 1, 6)
+          : 1;
   return fixed(estimate.value, digits) + " ± " + fixed(estimate.error, digits);
 }
 

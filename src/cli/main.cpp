@@ -147,6 +147,8 @@ int main(int argc, char** argv) {
   app.allow_extras();  // reported by start, by name
   app.fallthrough();   // global flags may also follow the command
   app.option_defaults()->always_capture_default();
+  // Of a flag that is given twice the last counts: a command line is changed by adding to it.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add_global_flags(app, globals);
   app.parse_complete_callback([&] { start(app, globals); });
 
