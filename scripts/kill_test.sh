@@ -41,7 +41,7 @@ done
 flags=(--device cpu --quiet --threads 1 --save-every 2 --steps-per-eval 5 --data data --learning-rate 1e-3 --resume)
 case $command in
   train) run=(train --config packed/config.json --from-scratch --iters 60 "${flags[@]}" --out) ;;
-  lora) run=(lora --model packed --train --iters 60 --dropout 0.1 --lora-keys q_proj,v_proj "${flags[@]}" --adapter-path) ;;
+  lora) run=(lora --model packed --train --iters 60 --dropout 0.1 --lora-keys q_proj --lora-keys v_proj "${flags[@]}" --adapter-path) ;;
   dwq) run=(dwq --model model --bits 2 --group-size 32 --batch-size 2 "${flags[@]}" --mlx-path) ;;
 esac
 

@@ -11,7 +11,7 @@
 
 #include "mlxtape/core/device.h"
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): another library's
 class App;
 class Option;
 }  // namespace CLI

@@ -1,6 +1,6 @@
 #!/bin/sh
 # cli_test.sh <mlxtape>: the program as a user meets it: commands, exit codes, files.
-# shellcheck disable=SC2086,SC1091  # flags that are several words; what is shared
+# shellcheck disable=SC2086,SC1091,SC2154  # flags that are several words; expect.sh
 set -u
 program=$1
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,4 +1,4 @@
-# shellcheck shell=sh
+# shellcheck shell=sh disable=SC2154  # program
 # What the tests of the program share; they set program and end with `exit $((failures > 0))`. $folder is theirs.
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT

@@ -1,6 +1,6 @@
 #!/bin/sh
 # jobs_test.sh <mlxtape>: the commands that train, pack and measure, on a tiny model: results, files, errors, Ctrl-C.
-# shellcheck disable=SC2086,SC1091  # flags that are several words; what is shared
+# shellcheck disable=SC2086,SC1091,SC2154  # flags that are several words; expect.sh
 set -u
 program=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 here=$(cd "$(dirname "$0")" && pwd)
@@ -107,8 +107,8 @@ grep -q "which is kept in a b.state; to go on:" err || complain "train, interrup
 grep -q "^  .*mlxtape train .* --out 'a b' --resume$" err || complain "train, interrupted: $(cat err)"
 [ ! -e "a b" ] || complain "train, interrupted, wrote its output"
 step=$(sed -n 's/^stopped after step \([0-9]*\) of.*/\1/p' err)
-# shellcheck disable=SC2030,SC2031
-eval "$(sed -n 's/^  \(.*--resume\)$/\1/p' err) --iters $((step + 2)) --keep-state" >out 2>err || complain "resumed: $(cat err)"
+told=$(sed -n 's/^  \(.*--resume\)$/\1/p' err)
+eval "$told --iters $((step + 2)) --keep-state" >out 2>err || complain "resumed: $(cat err)"
 grep -q "resumed after step $step" err || complain "resumed: $(cat err)"
 expect 0 "steps" train $scratch $long --iters $((step + 2)) --out whole
 same_files "a b/model.safetensors" whole/model.safetensors "an interrupted run and a whole one"
