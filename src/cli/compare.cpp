@@ -106,9 +106,7 @@ void compare(const Globals& globals, const Flags& flags) {
   expect_model(flags.a);
   expect_model(flags.b);
   const auto tokenizer = formats::Tokenizer::from_directory(flags.a);
-  const auto rows =
-      jobs::rows_of_length(read_texts(flags.rows.data, tokenizer, {"test", "valid"}),
-                           flags.rows.length, flags.rows.batch_size, flags.rows.most());
+  const std::vector<jobs::Batch> rows = flags.rows.read(tokenizer);
   Device& device = globals.device();
   const auto encoder = device.make_encoder();
   const models::Model a = load_model(flags.a, *encoder, globals);
@@ -147,6 +145,7 @@ void add_compare(CLI::App& app, const Globals& globals) {
       ->type_name("DIR");
   command->add_option("B", flags->b, "another's")->required()->type_name("DIR");
   flags->rows.add_to(*command, "--data,--data-path", "test is taken, or else valid");
+  flags->rows.add_mask_to(*command);
   command
       ->add_option("--prompt-tokens", flags->prompt_tokens, "of the prompt whose speed is measured")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))

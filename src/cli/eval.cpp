@@ -58,9 +58,7 @@ void run(const Globals& globals, const Flags& flags) {
   expect_model(flags.model);
   if (!flags.reference.empty()) expect_model(flags.reference);
   const auto tokenizer = formats::Tokenizer::from_directory(flags.model);
-  const auto rows =
-      jobs::rows_of_length(read_texts(flags.rows.data, tokenizer, {"test", "valid"}),
-                           flags.rows.length, flags.rows.batch_size, flags.rows.most());
+  const std::vector<jobs::Batch> rows = flags.rows.read(tokenizer);
   Device& device = globals.device();
   const auto encoder = device.make_encoder();
   const models::Model model = load_model(flags.model, flags.adapters, *encoder, globals);
@@ -96,6 +94,7 @@ void add(CLI::App& app, const Globals& globals, const char* name, const char* se
       ->type_name("DIR")
       ->group("Model");
   flags->rows.add_to(*command, "--data,--data-path", "test is taken, or else valid");
+  flags->rows.add_mask_to(*command);
   command->callback([&globals, flags] { run(globals, *flags); });
 }
 

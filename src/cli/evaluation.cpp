@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "interrupt.h"
+#include "mlxtape/jobs/train.h"
 #include "output.h"
 #include "progress.h"
 
@@ -36,11 +37,38 @@ void RowFlags::add_to(CLI::App& command, const std::string& names, const std::st
       ->group(group);
 }
 
+void RowFlags::add_mask_to(CLI::App& command) {
+  command
+      .add_flag("--mask-prompt", answers_alone,
+                "answers alone, each sample by itself, cut to --sequence-length")
+      ->group("Data");
+}
+
+std::vector<jobs::Batch> RowFlags::read(const formats::Tokenizer& tokenizer) const {
+  const std::vector<std::string> order = {"test", "valid"};
+  if (!answers_alone) {
+    return jobs::rows_of_length(read_texts(data, tokenizer, order), length, batch_size, most());
+  }
+  std::vector<jobs::Sample> samples = read_texts(data, tokenizer, order, {length, true});
+  if (most() > 0 && most() < static_cast<std::int64_t>(samples.size())) {
+    samples.resize(static_cast<std::size_t>(most()));
+  }
+  jobs::BatchOptions options;
+  options.batch_size = batch_size;
+  options.max_tokens = length;
+  options.learn_prompt = false;
+  std::vector<jobs::Batch> batches = jobs::validation_batches(samples, options, -1);
+  if (batches.empty()) {
+    throw Error(Errc::kIo, data + ": --mask-prompt needs samples with an answer, got none");
+  }
+  return batches;
+}
+
 std::vector<jobs::Sample> read_texts(const std::string& path, const formats::Tokenizer& tokenizer,
-                                     const std::vector<std::string>& order) {
+                                     const std::vector<std::string>& order,
+                                     const jobs::DataOptions& options) {
   if (path.empty()) called_wrongly("--data is required");
-  // Whole texts: rows are cut later. Where their prompts end does not matter.
-  jobs::DataSet data = jobs::read_data(path, tokenizer, {std::int64_t{1} << 40U, false});
+  jobs::DataSet data = jobs::read_data(path, tokenizer, options);
   for (const std::string& name : order) {
     std::vector<jobs::Sample>& part = name == "train"   ? data.train
                                       : name == "valid" ? data.valid

@@ -232,6 +232,12 @@ same "$("$program" eval $cpu --model model --data data --sequence-length 16 | gr
   "eval of a folder and of its test"
 expect 0 "the same first choice  100.0 ± 0.0 %" eval $cpu --model model --reference model --data data --sequence-length 16
 expect 0 '"top1_agreement"' eval $cpu --model two --reference model --data data --sequence-length 16 --json
+# Answers alone: what lora's test tells.
+"$program" eval $cpu --model packed --data data --mask-prompt --adapter-path adapters --json >out || complain "eval --mask-prompt"
+"$program" lora $cpu --model packed --data data --mask-prompt --test --json >out2 || complain "lora --test --mask-prompt"
+same "$(sed -n 's/.*"loss": \(.....\).*/\1/p' out)" "$(sed -n 's/.*"test_loss": \(.....\).*/\1/p' out2)" "answers alone"
+same "$(sed -n 's/.*"tokens": \([0-9]*\).*/\1/p' out)" "$(sed -n 's/.*"test_tokens": \([0-9]*\).*/\1/p' out2)" "answers alone"
+expect 1 "needs samples with an answer" eval $cpu --model model --data data --mask-prompt --sequence-length 3
 expect 2 "--data is required" eval $cpu --model model
 expect 2 "must" eval $cpu --model model --data data --sequence-length 4000
 expect 0 "same first choice" compare model two --data data --sequence-length 16 --prompt-tokens 32 -m 8 $cpu
