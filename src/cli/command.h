@@ -11,7 +11,7 @@
 
 #include "mlxtape/core/device.h"
 
-namespace CLI {  // NOLINT(readability-identifier-naming): another library's
+namespace CLI {  // NOLINT(readability-identifier-naming): CLI11's own
 class App;
 class Option;
 }  // namespace CLI
