@@ -179,7 +179,8 @@ TEST_P(DwqTargets, RefuseEveryDifference) {
     expect_error(Errc::kArgument, says,
                  [&] { jobs::write_targets(encoder(), teacher_, other, path("t")); });
   };
-  jobs::Targets(path("t"), plan_, 80);
+  const jobs::Targets good(path("t"), plan_, 80);
+  EXPECT_EQ(good.train_batches(), 6);
   refused("batch_size must be 5, got 4", [](TargetsPlan& p) { p.options.batch_size = 5; });
   refused("seed must be 6, got 5", [](TargetsPlan& p) { p.options.seed = 6; });
   refused("max_tokens must be 17, got 16", [](TargetsPlan& p) { p.options.max_tokens = 17; });

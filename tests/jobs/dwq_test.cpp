@@ -88,23 +88,26 @@ class Dwq : public OnDevice {
 };
 
 TEST_P(Dwq, BringsTheStudentNearer) {
+  // Texts enough that none is seen twice: then 0.51 to 0.59 of the divergence are left, for teachers of four seeds.
+  const Batches batches(walks(1200, 1), kSizes);
+  const std::vector<Batch> valid = jobs::every_batch(walks(40, 2), kSizes);
   const models::Model teacher = trained("qwen3_next");
   models::Model student = packed(teacher);
   const models::Model before = student;
   const auto teacher_bits = bits(teacher), before_bits = bits(before);
-  const auto kl_before = jobs::evaluate(encoder(), student, &teacher, valid_).kl;
+  const auto kl_before = jobs::evaluate(encoder(), student, &teacher, valid).kl;
   DwqOptions options;
-  options.learning_rate = 3e-4;
-  options.iterations = 40;
-  options.validate_every = 20;
-  const DwqResult r = jobs::dwq(encoder(), student, {&teacher, nullptr}, train_, valid_, options);
-  EXPECT_EQ(r.fit.steps, 40);
+  options.learning_rate = 1e-4;
+  options.iterations = 300;
+  options.validate_every = 150;
+  const DwqResult r = jobs::dwq(encoder(), student, {&teacher, nullptr}, batches, valid, options);
+  EXPECT_EQ(r.fit.steps, 300);
   EXPECT_EQ(r.fit.validations.size(), 3U);
   EXPECT_LT(r.final, 0.75 * r.initial) << r.initial;
   EXPECT_FALSE(r.worse);
   EXPECT_EQ(r.warning, "");
-  EXPECT_EQ(r.kept_step, 40);
-  const auto kl_after = jobs::evaluate(encoder(), student, &teacher, valid_).kl;
+  EXPECT_EQ(r.kept_step, 300);
+  const auto kl_after = jobs::evaluate(encoder(), student, &teacher, valid).kl;
   EXPECT_LT(kl_after.value, 0.75 * kl_before.value) << kl_before.value;
 
   // Scales and biases of less than 8 bits changed, all of them, and nothing else, nor any other copy.
