@@ -56,6 +56,7 @@ void add_bench(CLI::App& app, const Globals& globals);
 void add_chat(CLI::App& app, const Globals& globals);
 void add_completion(CLI::App& app, const Globals& globals);
 void add_convert(CLI::App& app, const Globals& globals);
+void add_demo(CLI::App& app, const Globals& globals);
 void add_generate(CLI::App& app, const Globals& globals);
 void add_info(CLI::App& app, const Globals& globals);
 void add_inspect(CLI::App& app, const Globals& globals);
