@@ -5,13 +5,14 @@
 #include <utility>
 #include <vector>
 
-#include "command.h"
 #include "mlxtape/formats/json.h"
 #include "mlxtape/jobs/dwq.h"
 #include "mlxtape/jobs/evaluate.h"
 #include "mlxtape/jobs/tasks.h"
 
 namespace mlxtape::cli {
+
+struct Globals;
 
 // A Qwen3-Next of 2 M parameters whose tokens are bytes, the line's end the end of text.
 models::Config demo_config();

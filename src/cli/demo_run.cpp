@@ -34,7 +34,7 @@ constexpr double kRate = 3e-3;
 // Scales of weights packed in 2 bits are about 0.1.
 constexpr double kDwqRate = 1e-3;
 constexpr std::int64_t kDwqShare = 6;  // a step for each so many of training
-constexpr std::int64_t kTracedSteps = 8;
+constexpr std::int64_t kTracedSteps = 8, kQuestions = 2 * jobs::kTasks;
 constexpr double kTrainingShare = 0.6;  // of all seconds
 
 double since(Clock::time_point start) {
@@ -121,7 +121,8 @@ void Demo::begin() {
   result_.batch_size = kLines;
   result_.cases = flags_.cases;
   held_ = jobs::task_cases(TaskSide::kHeldOut, seed(1), flags_.cases);
-  result_.questions.assign(held_.begin(), held_.begin() + jobs::kTasks);
+  result_.questions.assign(held_.begin(),
+                           held_.begin() + std::min<std::ptrdiff_t>(kQuestions, std::ssize(held_)));
   jobs::BatchOptions all = batches();
   all.by_length = true;
   held_batches_ = jobs::every_batch(jobs::task_samples(held_), all);

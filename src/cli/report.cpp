@@ -30,6 +30,7 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th { text-align: left; font-weight: 600; color: var(--soft); } td, th { padding: 6px 10px 6px 0; border-bottom: 1px solid var(--rule); }
 tr:last-child td { border-bottom: 0; } .n { text-align: right; }
 code { font: 13px/1.4 ui-monospace, monospace; overflow-wrap: anywhere; } .wrong { color: var(--s1); text-decoration: line-through; }
+svg + h2 { margin-top: 18px; } td:first-child { white-space: nowrap; }
 svg { display: block; width: 100%; height: auto; font: 12px system-ui, sans-serif; }
 .axis { stroke: var(--soft); } .grid { stroke: var(--rule); } .tick { fill: var(--soft); }
 .label { fill: var(--text); } .value { fill: var(--text); } .on { fill: var(--card); }
@@ -84,10 +85,12 @@ std::string head(const DemoResult& r) {
       " of " + std::to_string(r.experts) + " experts and a shared one) learned five tasks from " +
       "nothing, was packed in 4 and 2 bits, and the 2-bit one was distilled. Every number is of " +
       "this run.";
+  std::string lost = fixed(100 * (full - four), 1);
+  if (lost == "-0.0") lost = "0.0";
   return "<h1>mlxtape demo</h1>\n<p class=\"lead\">" + escaped(lead) +
          "</p>\n<div class=\"row tiles\">\n" +
          tile(percent(full), "of " + std::to_string(r.cases) + " held-out cases right") +
-         tile(fixed(100 * (full - four), 1) + " points", "lost in 4 bits") +
+         tile(lost + " points", "lost in 4 bits") +
          tile(percent(r.removed()), "of the 2-bit model's KL removed by DWQ") +
          tile(human_time(r.seconds), "in all, from nothing to this page") + "</div>\n";
 }
@@ -187,12 +190,13 @@ std::string answers_card(const DemoResult& r) {
     for (const DemoModel& m : r.models) {
       const std::string& said = m.answers[q];
       rows.back().push_back(std::string("<code") + (said == right ? ">" : " class=\"wrong\">") +
-                            escaped(printable(said)) + "</code>");
+                            (said.empty() ? "(nothing)" : escaped(printable(said))) + "</code>");
     }
   }
-  return card("Answers",
-              "One held-out case of each task, as each model goes on; wrong ones struck out.",
-              table(header, rows, {}));
+  return card(
+      "Answers",
+      "The first held-out cases of each task, as each model goes on; wrong ones struck out.",
+      table(header, rows, {}));
 }
 
 std::string time_cards(const DemoResult& r) {
@@ -236,7 +240,7 @@ std::string time_cards(const DemoResult& r) {
                   fixed(1e3 * r.traced_seconds / steps, 1) + " ms a training step, of which " +
                       fixed(1e3 * all / steps, 1) + " ms in kernels; mean of " +
                       std::to_string(r.traced_steps) + " steps.",
-                  bar_chart(bars, "time by kernel", 460, 196)),
+                  bar_chart(bars, "time by kernel", 460, 214)),
              card("Time, memory, machine", "Peaks of what was in use at once.",
                   bar_chart(stages, "time by stage", 460, 150) + table({}, facts, {})));
 }

@@ -10,6 +10,8 @@ namespace mlxtape::cli {
 
 namespace {
 
+constexpr int kLines = 5;  // of a chart's grid, about
+
 std::string number(double value) { return short_number(std::round(value * 10) / 10); }
 
 std::string text_at(double x, double y, const char* anchor, const char* kind,
@@ -42,10 +44,13 @@ struct Scale {
   }
   std::vector<double> marks(int count) const {
     if (!is_log) return ticks(low, high, count);
+    const bool is_short = high < 150 * low;  // two powers of ten: 2 and 5 between them too
     std::vector<double> all;
-    for (double power = std::pow(10, std::floor(std::log10(low))); power <= high * 1.0001;
-         power *= 10) {
-      if (power >= low * 0.9999) all.push_back(power);
+    for (double power = low; power <= high * 1.0001; power *= 10) {
+      all.push_back(power);
+      for (const double times : {2.0, 5.0}) {
+        if (is_short && times * power < high) all.push_back(times * power);
+      }
     }
     return all;
   }
@@ -78,6 +83,11 @@ Scale y_scale(const std::vector<Series>& series, const ChartOptions& o) {
   } else {
     scale.low = o.y_low < o.y_high ? o.y_low : std::min(0.0, range.low);
     scale.high = range.high > scale.low ? range.high : scale.low + 1;
+    // Up to a line of the grid.
+    const std::vector<double> marks = ticks(scale.low, scale.high, kLines);
+    if (marks.size() > 1 && marks.back() < scale.high) {
+      scale.high = marks.back() + (marks[1] - marks[0]);
+    }
   }
   return scale;
 }
@@ -149,7 +159,7 @@ std::string line_chart(const std::vector<Series>& series, const ChartOptions& o)
   y.to = top;
 
   std::string out = begin(o.width, o.height, o.title);
-  for (const double mark : y.marks(5)) {
+  for (const double mark : y.marks(kLines)) {
     out += line(left, y(mark), o.width - right, y(mark), "grid");
     out += text_at(left - 7, y(mark) + 4, "end", "tick", short_number(mark));
   }
@@ -177,7 +187,7 @@ std::string line_chart(const std::vector<Series>& series, const ChartOptions& o)
 
 std::string bar_chart(const std::vector<Bar>& bars, const std::string& title, double width,
                       double names) {
-  constexpr double kRow = 24, kThick = 14, kValues = 92;
+  constexpr double kRow = 24, kThick = 14, kValues = 112;
   double longest = 0;
   for (const Bar& bar : bars) longest = std::max(longest, bar.length);
   const double room = width - names - kValues;

@@ -64,7 +64,7 @@ TEST(Tasks, CasesAreOfAllTasksAndAnsweredRight) {
     EXPECT_EQ(counts, (is_training ? std::array{125, 125, 250, 375, 125}
                                    : std::array{200, 200, 200, 200, 200}));
   }
-  const auto expect_lengths = [&](Task task, std::set<std::size_t> want) {
+  const auto expect_lengths = [&](Task task, const std::set<std::size_t>& want) {
     EXPECT_EQ(lengths[static_cast<std::size_t>(task)], want) << name_of(task);
   };
   expect_lengths(Task::kCopy, {4, 5, 6, 7});
