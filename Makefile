@@ -53,9 +53,9 @@ parity: setup build/release/build.ninja  ## compare whole models with mlx-lm, wh
 	  build/release/bin/model_tests --gtest_filter='*Parity*'
 	build/parity/venv/bin/python tests/parity/reread.py build/parity/saved
 
-demo: setup build/release/build.ninja  ## build and run examples/route_tokens.cpp
-	cmake --build --preset release -j $(JOBS) --target route_tokens
-	build/release/bin/route_tokens
+demo: setup build/release/build.ninja  ## the whole job on a small model, in about two minutes; build/demo/report.html; ARGS="..." is passed on
+	cmake --build --preset release -j $(JOBS) --target mlxtape_cli
+	build/release/bin/mlxtape demo --out build/demo $(ARGS)
 
 bench: setup build/release/build.ninja  ## time the ops, beside PyTorch or MLX if importable; ARGS="..." is passed on
 	cmake --build --preset release -j $(JOBS) --target mlxtape_cli

@@ -8,7 +8,7 @@
 #
 # tests/faults/<op>.faults runs that op's tests (op_tests), core.faults runs unit_tests, nn.faults those of the
 # blocks, formats.faults and formats_text.faults run formats_tests, models.faults model_tests, train.faults those of data and
-# training, distil.faults those of evaluation, distillation and dynamic quantisation.
+# training, distil.faults those of evaluation, distillation and dynamic quantisation, tasks.faults those of the tasks.
 # In these files
 #
 #   file   src/ops/x/x.cpu.cpp     of the faults that follow
@@ -186,9 +186,10 @@ suites_of() { # name
 prepare() { # name
   program=op_tests flags=--gtest_throw_on_failure  # stops at the first failure
   local ops=$1
-  if [ "$1" = models ] || [ "$1" = train ] || [ "$1" = distil ]; then
+  if [ "$1" = models ] || [ "$1" = train ] || [ "$1" = distil ] || [ "$1" = tasks ]; then
     program=model_tests flags= filter='*'
     if [ "$1" = distil ]; then filter='*Evaluate*:*Dwq*:*DynamicQuant*:*JobsParity*'; fi
+    if [ "$1" = tasks ]; then filter='Tasks*:*/TaskModels*'; fi
     if [ "$1" = train ]; then filter='Permutations*:Batches*:PickSamples*:DataFiles*:Fit*:*/Fit*:*/Train*'; fi
     ops=$(grep -v '^#' "$ops_list")
   elif [ "$1" = core ] || [ "$1" = nn ] || [[ $1 == formats* ]]; then

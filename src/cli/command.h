@@ -61,6 +61,7 @@ void add_chat(CLI::App& app, const Globals& globals);
 void add_compare(CLI::App& app, const Globals& globals);
 void add_completion(CLI::App& app, const Globals& globals);
 void add_convert(CLI::App& app, const Globals& globals);
+void add_demo(CLI::App& app, const Globals& globals);
 void add_dwq(CLI::App& app, const Globals& globals);
 void add_dynamic_quant(CLI::App& app, const Globals& globals);
 void add_eval(CLI::App& app, const Globals& globals);

@@ -152,6 +152,7 @@ int main(int argc, char** argv) {
   add_global_flags(app, globals);
   app.parse_complete_callback([&] { start(app, globals); });
 
+  add_demo(app, globals);
   add_generate(app, globals);
   add_chat(app, globals);
   add_train(app, globals);

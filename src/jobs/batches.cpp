@@ -33,10 +33,12 @@ class Hash {
 };
 
 // As Python sorts: equal lengths stay in their order.
-std::vector<const Sample*> by_length(const std::vector<Sample>& samples) {
+std::vector<const Sample*> ordered(const std::vector<Sample>& samples,
+                                   const BatchOptions& options) {
   std::vector<const Sample*> order;
   order.reserve(samples.size());
   for (const Sample& sample : samples) order.push_back(&sample);
+  if (!options.by_length) return order;
   std::stable_sort(order.begin(), order.end(), [](const Sample* a, const Sample* b) {
     return a->tokens.size() < b->tokens.size();
   });
@@ -125,7 +127,7 @@ Batches::Batches(std::vector<Sample> samples, const BatchOptions& options)
   }
   impl_->samples = std::move(samples);
   impl_->options = options;
-  impl_->order = by_length(impl_->samples);
+  impl_->order = ordered(impl_->samples, options);
   impl_->per_epoch = static_cast<std::int64_t>(impl_->samples.size()) / options.batch_size;
   impl_->random = Permutations(options.seed);
   const auto learns = [&](const Sample* sample) {
@@ -175,7 +177,7 @@ std::string Batches::fingerprint() const {
 
 std::vector<Batch> every_batch(const std::vector<Sample>& samples, const BatchOptions& options) {
   require(batch_check(options));
-  const std::vector<const Sample*> order = by_length(samples);
+  const std::vector<const Sample*> order = ordered(samples, options);
   std::vector<Batch> batches;
   for (std::size_t at = 0; at < order.size();) {
     const std::size_t rows =

@@ -282,6 +282,7 @@ Config Config::parse(const Json& json, const std::string& source) {
   c.layers = size(f, c, "num_hidden_layers", 32);
   c.max_positions = size(f, c, "max_position_embeddings", 131072);
   c.eps = static_cast<float>(f.number("rms_norm_eps", 1e-6));
+  c.initial_deviation = f.number("initializer_range", c.initial_deviation);
   c.tied = f.truth("tie_word_embeddings", top.truth("tie_word_embeddings", false));
   c.heads = size(f, c, "num_attention_heads", 32);
   c.key_heads = size(f, c, "num_key_value_heads", 8);

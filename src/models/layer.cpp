@@ -40,7 +40,7 @@ Stream run_layer(Tape& tape, const Model& model, std::int64_t layer, const Strea
   const Config& c = model.config;
   const LayerWeights& w =
       weights != nullptr ? *weights : model.weights.layers[static_cast<std::size_t>(layer)];
-  Stream stream = in;
+  Stream stream{in.more, in.h};
   const Tensor mixed = add_and_norm(tape, stream, w.input_norm, c.eps);
   if (c.has_attention(layer)) {
     const nn::SelfAttentionShape shape{
@@ -51,8 +51,9 @@ Stream run_layer(Tape& tape, const Model& model, std::int64_t layer, const Strea
     stream.more = run_delta(tape, model, w.delta, mixed, past);
   }
   const Tensor x = add_and_norm(tape, stream, w.post_norm, c.eps);
-  stream.more = c.has_experts(layer) ? nn::moe(tape, x, w.moe, {c.chosen, c.renormalise})
-                                     : nn::swiglu_network(tape, x, w.mlp);
+  stream.more = c.has_experts(layer)
+                    ? nn::moe(tape, x, w.moe, {c.chosen, c.renormalise}, &stream.routed)
+                    : nn::swiglu_network(tape, x, w.mlp);
   return stream;
 }
 

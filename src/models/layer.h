@@ -9,6 +9,8 @@ namespace mlxtape::models {
 // layer gives.
 struct Stream {
   Tensor more, h;  // [B, L, width]; more is not defined before the first layer
+  Tensor routed =
+      {};  // [experts] u32: tokens that the layer sent to each; not defined where it has none
 };
 
 // Where a layer keeps the past. Of delta nets, after is where the state goes after more than one token.

@@ -47,11 +47,15 @@ Stream run_again_later(Tape& tape, const Model& model, std::int64_t layer, const
 
 Tensor hidden(Tape& tape, const Model& model, const Tensor& tokens, const HiddenOptions& options) {
   check_tokens(tokens, "tokens");
+  if (options.checkpoint && options.routed) {
+    throw Error(Errc::kArgument, "model: routed must not be given with checkpoint");
+  }
   Stream stream{{}, nn::embed(tape, model.weights.embedding, tokens)};
   for (std::int64_t l = 0; l < model.config.layers; ++l) {
     stream = options.checkpoint ? run_again_later(tape, model, l, stream, options.weights)
                                 : run_with(tape, model, l, stream, options.weights);
     if (options.seen) options.seen(l, ops::add(tape, stream.h, stream.more));
+    if (options.routed && stream.routed.defined()) options.routed(l, stream.routed);
   }
   return run_norm(tape, model, stream);
 }

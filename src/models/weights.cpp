@@ -158,13 +158,20 @@ Model random_model(const Config& config, CommandEncoder& encoder, DType dtype, s
       return ops::random_normal(encoder, keys.next(encoder), slot.shape, dtype, 0, deviation);
     };
     if (slot.weight != nullptr) {
-      // 0.02 as Qwen's own; the experts' and all others by what they sum over where that is less.
+      // As the config says; by what they sum over where that is less.
       const double by_width = 1 / std::sqrt(static_cast<double>(slot.shape.back()));
-      *slot.weight = normal(std::min(0.02, by_width));
-    } else if (slot.name.ends_with("norm.weight") || slot.name.ends_with("dt_bias")) {
+      *slot.weight = normal(std::min(config.initial_deviation, by_width));
+    } else if (slot.name.ends_with("norm.weight")) {
       *slot.tensor = encoder.full(slot.shape, dtype, 1);
+    } else if (slot.name.ends_with("dt_bias")) {
+      // softplus of it about 0.001 to 0.1: with A_log's, memories of a token to a thousand. What is forgotten at once
+      // has no gradient that could teach to keep it.
+      *slot.tensor = ops::cast(encoder,
+                               ops::random_uniform(encoder, keys.next(encoder), slot.shape,
+                                                   DType::kF32, std::log(0.001), std::log(0.1)),
+                               dtype);
     } else if (slot.name.ends_with("A_log")) {
-      // log of 1 to 16: memories of a token to many.
+      // log of 1 to 16.
       *slot.tensor = ops::log(encoder, ops::random_uniform(encoder, keys.next(encoder), slot.shape,
                                                            DType::kF32, 1, 16));
     } else if (slot.name.ends_with(".bias")) {

@@ -46,12 +46,14 @@ Check moe_check(const Tensor& x, const MoeWeights& w, const MoeShape& shape) {
   return expect_weights(kBlock, x, {{"shared_gate", w.shared_gate, {1, width}}});
 }
 
-Tensor moe(Tape& tape, const Tensor& x, const MoeWeights& w, const MoeShape& shape) {
+Tensor moe(Tape& tape, const Tensor& x, const MoeWeights& w, const MoeShape& shape,
+           Tensor* counts) {
   require(moe_check(x, w, shape));
   const std::int64_t width = x.shape().back();
   const Tensor rows = ops::reshape(tape, x, {x.shape()[0] * x.shape()[1], width});
   const ops::MoeRoute route =
       ops::moe_route(tape, linear(tape, rows, w.router), shape.chosen, {shape.renormalise});
+  if (counts != nullptr) *counts = route.counts;
   Tensor y = run_experts(tape, rows, {route.indices, route.scores, route.offsets}, w.experts);
   if (w.shared_gate.defined()) {
     const Tensor open = ops::sigmoid(tape, linear(tape, rows, w.shared_gate));

@@ -25,6 +25,18 @@ expect 0 "2 threads used" info --threads 2
 expect 0 "PASSED" selftest --filter 'SoftmaxCheck*'
 expect 2 "must match a test" selftest --filter 'Nope*'
 
+# demo: all of it, too short to learn
+expect 0 "report.html" demo --iters 3 --cases 5 --out "$folder/demo" --quiet
+for file in demo.json report.html full/config.json 4bit/model.safetensors 2bit/tokenizer.json 2bit-dwq/model.safetensors; do
+  [ -s "$folder/demo/$file" ] || complain "demo wrote no $file"
+done
+expect 0 '"kl_removed"' demo --iters 2 --cases 5 --seconds 100 --out "$folder/demo" --quiet --json
+expect 0 "finish" generate --model "$folder/demo/4bit" --prompt 'plus 1+2>' --max-tokens 3 --json
+mkdir "$folder/taken" && touch "$folder/taken/mine"
+expect 1 "is no demo's" demo --iters 2 --out "$folder/taken"
+expect 2 "--iters" demo --iters 0 --out "$folder/none"
+[ "$(ls "$folder/taken")" = mine ] && [ ! -e "$folder/none" ] || complain "demo wrote where it must not"
+
 row='softmax fwd 64x512 f32'
 expect 0 "$row" bench ops --filter "$row" --seconds 0.01 --json "$folder/result.json"
 for key in '"schema": 1' '"op": "softmax"' '"shape": "64x512"' '"floor_us"' '"peak_bytes"' '"peers"' \

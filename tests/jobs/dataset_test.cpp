@@ -156,6 +156,25 @@ TEST(PickSamples, AsMlxLmPicksThem) {
   expect_error(Errc::kArgument, "got 1 and 0", [&] { jobs::pick_samples(samples, 1, 0, 0); });
 }
 
+TEST(Batches, InTheOrderGiven) {
+  const std::vector<Sample> samples = numbered();
+  const BatchOptions options{.batch_size = 4, .pad_to = 1, .by_length = false};
+  const std::vector<Batch> all = jobs::every_batch(samples, options);
+  std::size_t next = 0;
+  for (const Batch& batch : all) {
+    for (std::int64_t row = 0; row < batch.rows; ++row, ++next) {
+      EXPECT_EQ(batch.tokens[static_cast<std::size_t>(row * batch.length)], 1000 * next);
+    }
+  }
+  EXPECT_EQ(next, samples.size());
+  const Batches some(samples, options);
+  const Order order = jobs::Permutations(0).next(5);
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    EXPECT_EQ(some.at(static_cast<std::int64_t>(i)).tokens,
+              all[static_cast<std::size_t>(order[i])].tokens);
+  }
+}
+
 TEST(Batches, FingerprintTellsThemApart) {
   const std::vector<Sample> samples = numbered();
   const BatchOptions options{.batch_size = 4, .seed = 5};

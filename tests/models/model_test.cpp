@@ -80,6 +80,63 @@ TEST_P(Models, RoutersInEightBits) {
   EXPECT_EQ(moe.experts.down.packed.bits, 4);
 }
 
+// As many tokens as there are go to as many experts as each has; those of a row are the same as if it were alone.
+TEST_P(Models, TellsWhereTokensWent) {
+  const models::Model model = lively_model(encoder(), "qwen3_next");
+  const auto routes = [&](const std::vector<std::int32_t>& tokens) {
+    std::vector<std::vector<std::uint32_t>> all;
+    models::HiddenOptions options;
+    options.routed = [&](std::int64_t layer, const Tensor& counts) {
+      EXPECT_EQ(layer, std::ssize(all));
+      all.emplace_back(static_cast<std::size_t>(counts.size()));
+      encoder().download(counts, all.back().data(), counts.bytes());
+    };
+    Tape tape(encoder());
+    models::hidden(tape, model, ids(tokens), options);
+    return all;
+  };
+  const auto first = routes({3}), both = routes({3, 7});
+  ASSERT_EQ(std::ssize(both), model.config.layers);
+  for (std::size_t l = 0; l < both.size(); ++l) {
+    ASSERT_EQ(std::ssize(both[l]), model.config.experts);
+    std::int64_t sent = 0;
+    for (std::size_t e = 0; e < both[l].size(); ++e) {
+      sent += both[l][e];
+      EXPECT_LE(first[l][e], both[l][e]);
+      EXPECT_LE(both[l][e] - first[l][e], 1U);
+    }
+    EXPECT_EQ(sent, 2 * model.config.chosen);
+  }
+  models::HiddenOptions both_ways;
+  both_ways.checkpoint = true;
+  both_ways.routed = [](std::int64_t, const Tensor&) {
+  };
+  Tape tape(encoder());
+  EXPECT_THROW(models::hidden(tape, model, ids({3}), both_ways), Error);
+}
+
+// Delta nets that forget at once would not learn to remember.
+TEST_P(Models, RandomWeightsAreAsTheConfigSays) {
+  formats::Json json = small_config("qwen3_next");
+  const auto deviation = [&] {
+    const auto config = models::Config::parse(json, "test");
+    const models::Model model = models::random_model(config, encoder(), DType::kF32, 3);
+    for (const double bias : download(model.weights.layers[0].delta.dt_bias)) {
+      EXPECT_GE(bias, std::log(0.001));
+      EXPECT_LE(bias, std::log(0.1));
+    }
+    double squares = 0;
+    const std::vector<double> values = download(model.weights.embedding.plain);
+    for (const double value : values) squares += value * value;
+    return std::sqrt(squares / static_cast<double>(values.size()));
+  };
+  EXPECT_NEAR(deviation(), 0.02, 0.002);
+  json.set("initializer_range", 0.05);
+  EXPECT_NEAR(deviation(), 0.05, 0.005);
+  json.set("initializer_range", 100);
+  EXPECT_NEAR(deviation() * std::sqrt(json.find("hidden_size")->number()), 1, 0.1);
+}
+
 // Tokens see none that follow, so the last one may as well not be there.
 TEST_P(Models, TargetsBelowZeroDoNotCount) {
   const models::Model model = small_model(encoder(), "qwen3_5");

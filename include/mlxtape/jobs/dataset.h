@@ -65,6 +65,7 @@ struct BatchOptions {
   std::int64_t max_tokens = 2048;  // of a sample; longer ones are cut
   std::uint32_t seed = 0;
   bool learn_prompt = true;
+  bool by_length = true;  // off: samples stay in the order they come in, a batch has any lengths
 };
 Check batch_check(const BatchOptions& options);
 

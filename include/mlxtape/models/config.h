@@ -51,7 +51,8 @@ struct Config {
 
   std::int64_t vocabulary = 0, width = 0, layers = 0, intermediate = 0, max_positions = 0;
   float eps = 1e-6F;
-  bool tied = false;  // the head is the embedding
+  bool tied = false;                // the head is the embedding
+  double initial_deviation = 0.02;  // of random weights: "initializer_range"
 
   std::int64_t heads = 0, key_heads = 0, head_dim = 0;
   bool attention_bias = false;

@@ -79,6 +79,8 @@ struct HiddenOptions {
   bool checkpoint = false;  // layers are computed again on the way back instead of remembered
   std::function<void(std::int64_t layer, const Tensor& h)>
       seen;  // called with what each layer gives
+  // Called, of layers with experts, with how many tokens went to each: [experts] u32. Not with checkpoint: kArgument.
+  std::function<void(std::int64_t layer, const Tensor& counts)> routed = {};
   // A layer's weights in place of the model's own, made when it runs and, with checkpoint, once more on the way back: those
   // that are computed from others need not be there all at once.
   std::function<LayerWeights(Tape& tape, std::int64_t layer)> weights = {};

@@ -29,6 +29,8 @@ struct MoeShape {
 
 Check moe_check(const Tensor& x, const MoeWeights& w, const MoeShape& shape);
 
-Tensor moe(Tape& tape, const Tensor& x, const MoeWeights& w, const MoeShape& shape);
+// counts, where given, becomes [E] u32: how many tokens went to each expert.
+Tensor moe(Tape& tape, const Tensor& x, const MoeWeights& w, const MoeShape& shape,
+           Tensor* counts = nullptr);
 
 }  // namespace mlxtape::nn

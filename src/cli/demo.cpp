@@ -1,0 +1,92 @@
+// demo: the whole job on one small model: training from scratch, packing, distillation, a table and a page that tell how
+// well each went.
+#include <CLI/CLI.hpp>
+
+#include <filesystem>
+#include <memory>
+
+#include "command.h"
+#include "demo.h"
+#include "interrupt.h"
+#include "output.h"
+
+namespace mlxtape::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// A folder that is there must be a demo's: models in it are replaced.
+void expect_place(const std::string& out) {
+  std::error_code reason;
+  if (!fs::exists(out, reason)) return;
+  const bool is_ours = fs::exists(fs::path(out) / "demo.json", reason);
+  if (is_ours || (fs::is_directory(out, reason) && fs::is_empty(out, reason))) return;
+  throw Error(Errc::kIo, out + ": is there and is no demo's; --out writes elsewhere");
+}
+
+void print_tables(const DemoResult& result) {
+  Table table({"model", "size", "bits/weight", "right", "perplexity", "KL to full"},
+              {false, true, true, true, true, true});
+  for (const DemoModel& one : result.models) {
+    table.add({one.name, human_bytes(static_cast<double>(one.bytes)), fixed(one.bits_per_weight, 2),
+               fixed(100 * one.scores.all().share(), 1) + " %",
+               fixed(one.evaluation.perplexity.value, 4), fixed(one.evaluation.kl.value, 4)});
+  }
+  print("\n" + table.text());
+  print("\nDWQ removed " + fixed(100 * result.removed(), 1) +
+        " % of the 2-bit model's divergence\n\n");
+  std::vector<std::string> header{"prompt", "answer"};
+  for (const DemoModel& one : result.models) header.push_back(one.name);
+  Table answers(header);
+  for (std::size_t q = 0; q < result.questions.size(); ++q) {
+    const jobs::TaskCase& asked = result.questions[q];
+    std::vector<std::string> row{asked.prompt, asked.answer.substr(0, asked.answer.size() - 1)};
+    for (const DemoModel& one : result.models) row.push_back(printable(one.answers[q]));
+    answers.add(row);
+  }
+  print(answers.text());
+}
+
+void demo(const Globals& globals, const DemoFlags& flags) {
+  expect_place(flags.out);
+  const Interrupts interrupts("stopping after this step");
+  const DemoResult result = run_demo(globals, flags);
+  if (globals.json) return print_json(to_json(result));
+  print_tables(result);
+  print("\n" + human_time(result.seconds) + " in all. " + flags.out +
+        "/report.html shows how it went;\nthe models are directories in MLX format:\n" +
+        "  mlxtape generate --model " + flags.out + "/4bit --prompt 'plus 17+25>'\n");
+}
+
+}  // namespace
+
+void add_demo(CLI::App& app, const Globals& globals) {
+  CLI::App* command = add_command(
+      app, "demo",
+      "the whole job on a small model, in about two minutes on two cores: trains a Qwen3-Next from "
+      "scratch on tasks whose answers are known, packs it in 4 and 2 bits, distils the 2-bit one, "
+      "and tells how well each does.",
+      "Examples:\n"
+      "  mlxtape demo\n"
+      "  mlxtape demo --seconds 30 --out quick --seed 7");
+  command->group("Models");
+  const auto flags = std::make_shared<DemoFlags>();
+  command->add_option("--out", flags->out, "the folder for models, report.html and demo.json")
+      ->type_name("DIR");
+  command->add_option("--iters", flags->iterations, "training steps")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+      ->type_name("N");
+  command->add_option("--seconds", flags->seconds, "fewer steps, for about so long in all; 0: off")
+      ->check(CLI::Range(0.0, 1e6))
+      ->type_name("S");
+  command->add_option("--cases", flags->cases, "held-out cases that answers are counted on")
+      ->check(CLI::Range(std::int64_t{jobs::kTasks}, std::int64_t{1} << 20))
+      ->type_name("N");
+  command->add_option("--seed", flags->seed, "of weights, questions and their order")
+      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 32))
+      ->type_name("N");
+  command->callback([&globals, flags] { demo(globals, *flags); });
+}
+
+}  // namespace mlxtape::cli

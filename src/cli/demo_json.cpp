@@ -1,0 +1,108 @@
+#include "demo.h"
+
+namespace mlxtape::cli {
+
+namespace {
+
+using formats::Json;
+
+Json of_scores(const jobs::TaskScores& scores) {
+  Json result = Json::Object{{"all", scores.all().share()}};
+  for (std::size_t t = 0; t < jobs::kTasks; ++t) {
+    result.set(jobs::name_of(static_cast<jobs::Task>(t)), scores.of[t].share());
+  }
+  return result;
+}
+
+Json of_points(const std::vector<jobs::FitPoint>& points) {
+  Json::Array rows;
+  for (const jobs::FitPoint& point : points) {
+    rows.emplace_back(Json::Object{{"step", point.step}, {"loss", point.loss}});
+  }
+  return rows;
+}
+
+Json of_model(const DemoModel& model) {
+  Json::Array answers;
+  for (const std::string& answer : model.answers) answers.emplace_back(printable(answer));
+  const jobs::Evaluation& e = model.evaluation;
+  return Json::Object{{"name", model.name},
+                      {"folder", model.folder},
+                      {"bytes", static_cast<std::int64_t>(model.bytes)},
+                      {"bits_per_weight", model.bits_per_weight},
+                      {"right", of_scores(model.scores)},
+                      {"perplexity", e.perplexity.value},
+                      {"perplexity_error", e.perplexity.error},
+                      {"kl", e.kl.value},
+                      {"kl_error", e.kl.error},
+                      {"agreement", e.agreement.value},
+                      {"answers", std::move(answers)}};
+}
+
+Json of_run(const DemoResult& result) {
+  Json::Array points, routes;
+  for (const DemoPoint& point : result.points) {
+    points.emplace_back(Json::Object{{"step", point.step}, {"right", of_scores(point.scores)}});
+  }
+  for (const std::vector<double>& layer : result.routes) {
+    Json::Array shares;
+    for (const double share : layer) shares.emplace_back(share);
+    routes.emplace_back(std::move(shares));
+  }
+  return Json::Object{{"iterations", result.iterations},
+                      {"batch_size", result.batch_size},
+                      {"tokens", result.tokens},
+                      {"seconds", result.training.seconds},
+                      {"peak_bytes", static_cast<std::int64_t>(result.training.peak_bytes)},
+                      {"loss", of_points(result.training.reports)},
+                      {"held_out", std::move(points)},
+                      {"expert_shares", std::move(routes)}};
+}
+
+}  // namespace
+
+std::string printable(const std::string& bytes) {
+  std::string text;
+  for (const char c : bytes) text += c > 31 && c < 127 ? c : '?';
+  return text;
+}
+
+double DemoResult::removed() const {
+  const double before = models.at(2).evaluation.kl.value, after = models.at(3).evaluation.kl.value;
+  return before > 0 ? 1 - after / before : 0;
+}
+
+Json to_json(const DemoResult& result) {
+  Json machine = Json::Object{}, stages = Json::Object{};
+  for (const auto& [name, value] : result.machine) machine.set(name, value);
+  for (const auto& [name, seconds] : result.stages) stages.set(name, seconds);
+  Json::Array models, kernels, questions;
+  for (const DemoModel& model : result.models) models.push_back(of_model(model));
+  for (const KernelTime& kernel : result.kernels) {
+    kernels.emplace_back(
+        Json::Object{{"name", kernel.name}, {"calls", kernel.calls}, {"seconds", kernel.seconds}});
+  }
+  for (const jobs::TaskCase& one : result.questions) {
+    questions.emplace_back(Json::Object{{"prompt", one.prompt}, {"answer", one.answer}});
+  }
+  return Json::Object{{"machine", std::move(machine)},
+                      {"seed", static_cast<std::int64_t>(result.seed)},
+                      {"parameters", result.parameters},
+                      {"active_parameters", result.active_parameters},
+                      {"held_out_cases", result.cases},
+                      {"training", of_run(result)},
+                      {"dwq", Json::Object{{"steps", result.dwq.fit.steps},
+                                           {"trained", result.dwq.trained},
+                                           {"loss", of_points(result.dwq.fit.reports)},
+                                           {"kl_removed", result.removed()}}},
+                      {"models", std::move(models)},
+                      {"questions", std::move(questions)},
+                      {"traced_steps", result.traced_steps},
+                      {"traced_seconds", result.traced_seconds},
+                      {"kernels", std::move(kernels)},
+                      {"stages", std::move(stages)},
+                      {"peak_bytes", static_cast<std::int64_t>(result.peak_bytes)},
+                      {"seconds", result.seconds}};
+}
+
+}  // namespace mlxtape::cli

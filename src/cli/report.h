@@ -1,0 +1,13 @@
+// The page of a demo's run: one HTML file that needs nothing else: no script, no network, light or dark as the reader's
+// system is.
+#pragma once
+
+#include <string>
+
+#include "demo.h"
+
+namespace mlxtape::cli {
+
+std::string report_page(const DemoResult& result);
+
+}  // namespace mlxtape::cli
