@@ -131,6 +131,17 @@ grep -q "must be writable, got File too large" err || complain "train on a full 
 [ ! -e full ] || complain "train on a full disk wrote its output"
 rm -rf full.state
 
+# Memory that does not suffice, where the program runs with as much at all: sanitizers do not.
+if (ulimit -v 200000 && "$program" --threads 1 info) >out 2>&1; then
+  awk 'BEGIN { for (i = 0; i < 40000; i++) printf "%d+%d ", i % 7, i % 11 }' >long.txt
+  (ulimit -v 200000 && "$program" train $cpu --threads 1 --model model --data long.txt --out large --quiet \
+    --max-seq-length 4000 --batch-size 40) >out 2>err
+  same $? 1 "train without memory"
+  same "$(wc -l <err)" 1 "lines of the error of memory"
+  grep -q "has no room for .* smaller batches" err || complain "train without memory: $(cat err)"
+  [ ! -e large ] || complain "train without memory wrote its output"
+fi
+
 # ---- lora, fuse ----
 
 tune="lora $cpu --model packed --train --data data $steps --learning-rate 1e-3"
