@@ -163,6 +163,7 @@ class MoeAdapters : public OnDevice {
   }
   void SetUp() override {
     OnDevice::SetUp();
+    if (IsSkipped()) return;
     packed_.router = noise({kExperts, kWidth}, 0.5);
     const auto weight = [&](std::int64_t to, std::int64_t from) {
       nn::Weight w = ops::quantize(encoder(), noise({kExperts, to, from}, 0.3), {4, 32});
