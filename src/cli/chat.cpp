@@ -21,7 +21,7 @@ namespace {
 using formats::Json;
 
 struct Flags {
-  std::string model;
+  std::string model, adapters;
   std::int64_t context = 0;
   bool verbose = false;
   AnswerFlags answer;
@@ -179,7 +179,7 @@ void chat(const Globals& globals, const Flags& flags) {
   options.max_context = flags.context;
   Device& device = globals.device();
   const auto encoder = device.make_encoder();
-  const models::Model model = load_model(flags.model, *encoder, globals);
+  const models::Model model = load_model(flags.model, flags.adapters, *encoder, globals);
   jobs::Talk talk(*encoder, model, tokenizer, options);
   if (!globals.quiet && ::isatty(STDIN_FILENO) != 0) remark(kHelp);
   run(talk, device, globals, flags);
@@ -197,6 +197,7 @@ void add_chat(CLI::App& app, const Globals& globals) {
   const auto flags = std::make_shared<Flags>();
   flags->answer.options.max_tokens = 256;
   add_model_flag(*command, flags->model);
+  add_adapter_flag(*command, flags->adapters);
   command
       ->add_option("--max-context", flags->context,
                    "tokens of the whole talk; 0: as many as the model knows positions")

@@ -11,7 +11,7 @@
 
 #include "mlxtape/core/device.h"
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): CLI11's own
 class App;
 class Option;
 }  // namespace CLI
@@ -37,6 +37,10 @@ struct Globals {
   bool json = false;   // the result as one JSON value on stdout
   bool quiet = false;  // no progress, no remarks; errors still come
   std::string command_line;
+  std::vector<std::string> arguments;  // the same, one by one
+
+  // The command line once more, as a shell takes it, with this flag where it is not there yet.
+  std::string again_with(const std::string& flag) const;
 
   // What --device asks for; auto: cuda where there is one.
   Device& device() const;
@@ -54,14 +58,21 @@ CLI::App* add_command(CLI::App& app, const std::string& name, const std::string&
 // The commands, one file each. The order of main.cpp is that of --help.
 void add_bench(CLI::App& app, const Globals& globals);
 void add_chat(CLI::App& app, const Globals& globals);
+void add_compare(CLI::App& app, const Globals& globals);
 void add_completion(CLI::App& app, const Globals& globals);
 void add_convert(CLI::App& app, const Globals& globals);
 void add_demo(CLI::App& app, const Globals& globals);
+void add_dwq(CLI::App& app, const Globals& globals);
+void add_dynamic_quant(CLI::App& app, const Globals& globals);
+void add_eval(CLI::App& app, const Globals& globals);
+void add_fuse(CLI::App& app, const Globals& globals);
 void add_generate(CLI::App& app, const Globals& globals);
 void add_info(CLI::App& app, const Globals& globals);
 void add_inspect(CLI::App& app, const Globals& globals);
 void add_kernels(CLI::App& app, const Globals& globals);
+void add_lora(CLI::App& app, const Globals& globals);
 void add_man(CLI::App& app, const Globals& globals);
 void add_selftest(CLI::App& app, const Globals& globals);
+void add_train(CLI::App& app, const Globals& globals);
 
 }  // namespace mlxtape::cli

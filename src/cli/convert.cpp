@@ -2,10 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
-
-#include <unistd.h>
 
 #include "command.h"
 #include "interrupt.h"
@@ -13,13 +10,13 @@
 #include "mlxtape/models/size.h"
 #include "model_flags.h"
 #include "output.h"
+#include "places.h"
 #include "progress.h"
 
 namespace mlxtape::cli {
 
 namespace {
 
-namespace fs = std::filesystem;
 using formats::Json;
 
 struct Flags {
@@ -41,24 +38,6 @@ void expect_flags(const Flags& flags) {
   }
   if (flags.bits != 0 && !flags.recipe.empty()) {
     called_wrongly("--q-bits and --quant-predicate: a recipe says the bits itself");
-  }
-}
-
-// What would be found after a long time otherwise.
-void expect_place(const Flags& flags) {
-  std::error_code reason;
-  if (fs::exists(flags.to, reason) && !flags.force) {
-    throw Error(
-        Errc::kIo,
-        flags.to + ": is there already; --force replaces it, --mlx-path writes " + "elsewhere");
-  }
-  fs::path folder = fs::absolute(flags.to, reason).lexically_normal();
-  if (folder.filename().empty()) folder = folder.parent_path();
-  do {
-    folder = folder.parent_path();  // those that are missing are made
-  } while (!fs::exists(folder, reason) && folder != folder.root_path());
-  if (!fs::is_directory(folder, reason) || ::access(folder.c_str(), W_OK) != 0) {
-    throw Error(Errc::kIo, flags.to + ": " + folder.string() + " must be a writable directory");
   }
 }
 
@@ -154,7 +133,7 @@ models::Model quantized(CommandEncoder& encoder, const models::Model& model, con
 void convert(const Globals& globals, const Flags& flags) {
   expect_flags(flags);
   expect_model(flags.from);
-  expect_place(flags);
+  expect_place(flags.to, flags.force, "--mlx-path");
   const auto encoder = globals.device_or_cpu().make_encoder();
   const Interrupts interrupts("stopping, nothing is written");
   models::Model model = load_model(flags.from, *encoder, globals);

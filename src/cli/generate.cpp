@@ -18,7 +18,7 @@ namespace {
 using formats::Json;
 
 struct Flags {
-  std::string model, prefill;
+  std::string model, adapters, prefill;
   std::vector<std::string> prompts, files;
   bool no_template = false, verbose = true;
   AnswerFlags answer;
@@ -156,7 +156,7 @@ void generate(const Globals& globals, const Flags& flags) {
   for (const std::string& prompt : prompts) ids.push_back(encode(tokenizer, prompt, flags));
   Device& device = globals.device();
   const auto encoder = device.make_encoder();
-  const models::Model model = load_model(flags.model, *encoder, globals);
+  const models::Model model = load_model(flags.model, flags.adapters, *encoder, globals);
 
   const bool stream = prompts.size() == 1 && !globals.json;
   options.on_text = [&](std::size_t, std::string_view text) {
@@ -191,6 +191,7 @@ void add_generate(CLI::App& app, const Globals& globals) {
   const auto flags = std::make_shared<Flags>();
   flags->answer.options.max_tokens = 100;
   add_model_flag(*command, flags->model);
+  add_adapter_flag(*command, flags->adapters);
   command
       ->add_option("-p,--prompt", flags->prompts,
                    "the prompt; - reads it from stdin; several run as a batch")

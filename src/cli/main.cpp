@@ -16,6 +16,7 @@
 #include "describe.h"
 #include "mlxtape/core/source_kernel.h"
 #include "mlxtape/core/threads.h"
+#include "mlxtape/jobs/not_finite.h"
 
 namespace {
 
@@ -25,7 +26,8 @@ using namespace mlxtape::cli;
 const char* const kFooter =
     "Exit codes:\n"
     "  0    done\n"
-    "  1    failed: a file, a device, memory; what was there before still is\n"
+    "  1    failed: a file, a device, memory, a loss that is no number; what was there before "
+    "still is\n"
     "  2    called wrongly\n"
     "  130  interrupted (Ctrl-C, SIGTERM); what was to be kept is kept\n"
     "\n"
@@ -104,6 +106,8 @@ int run(CLI::App& app, int argc, char** argv) {
     return fail_call(app, e.what());
   } catch (const Exit& e) {
     return e.code;
+  } catch (const jobs::NotFinite& e) {
+    std::fprintf(stderr, "mlxtape: %s\n", e.what());
   } catch (const Error& e) {
     if (e.code() == Errc::kArgument) return fail_call(app, e.what());
     std::fprintf(stderr, "mlxtape: %s%s\n", e.what(), advice(e.code()));
@@ -121,8 +125,9 @@ void keep_standard_files() {
   for (int file = 0; file <= 2; ++file) {
     if (::fcntl(file, F_GETFD) == -1 && ::open("/dev/null", O_RDONLY) != file) std::exit(kFailed);
   }
-  // A reader that left is an error of writing, not the end of a job.
+  // A reader that left and a file that may grow no more are errors of writing, not the end of a job.
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 }  // namespace
@@ -130,6 +135,7 @@ void keep_standard_files() {
 int main(int argc, char** argv) {
   keep_standard_files();
   Globals globals;
+  globals.arguments.assign(argv, argv + argc);
   for (int i = 0; i < argc; ++i) globals.command_line += (i == 0 ? "" : " ") + std::string(argv[i]);
 
   CLI::App app{"trains, distils, quantises and runs MLX-format language models.", "mlxtape"};
@@ -141,13 +147,22 @@ int main(int argc, char** argv) {
   app.allow_extras();  // reported by start, by name
   app.fallthrough();   // global flags may also follow the command
   app.option_defaults()->always_capture_default();
+  // Of a flag that is given twice the last counts: a command line is changed by adding to it.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add_global_flags(app, globals);
   app.parse_complete_callback([&] { start(app, globals); });
 
   add_demo(app, globals);
   add_generate(app, globals);
   add_chat(app, globals);
+  add_train(app, globals);
+  add_lora(app, globals);
+  add_fuse(app, globals);
   add_convert(app, globals);  // and quantize
+  add_dwq(app, globals);
+  add_dynamic_quant(app, globals);
+  add_eval(app, globals);  // and perplexity
+  add_compare(app, globals);
   add_inspect(app, globals);
   add_info(app, globals);
   add_kernels(app, globals);

@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 
 #include "mlxtape/formats/model_directory.h"
+#include "mlxtape/models/lora.h"
 #include "output.h"
 #include "progress.h"
 
@@ -51,6 +52,21 @@ models::Model load_model(const std::string& directory, CommandEncoder& encoder,
     progress->at(static_cast<std::int64_t>(done));
   };
   return models::load_model(directory, encoder, load);
+}
+
+CLI::Option* add_adapter_flag(CLI::App& command, std::string& folder) {
+  return command
+      .add_option("--adapter-path", folder,
+                  "a folder of adapters that lora has made, for the model")
+      ->type_name("DIR")
+      ->group("Model");
+}
+
+models::Model load_model(const std::string& directory, const std::string& adapters,
+                         CommandEncoder& encoder, const Globals& globals) {
+  models::Model model = load_model(directory, encoder, globals);
+  if (!adapters.empty()) models::load_adapters(encoder, model, adapters);
+  return model;
 }
 
 void AnswerFlags::add_to(CLI::App& command) {

@@ -15,9 +15,15 @@ CLI::Option* add_model_flag(CLI::App& command, std::string& directory);
 // Throws kIo and says what to do where this is no model's directory.
 void expect_model(const std::string& directory);
 
+// --adapter-path DIR.
+CLI::Option* add_adapter_flag(CLI::App& command, std::string& folder);
+
 // With a bar while it takes long.
 models::Model load_model(const std::string& directory, CommandEncoder& encoder,
                          const Globals& globals);
+// And its adapters, where a folder of such is given.
+models::Model load_model(const std::string& directory, const std::string& adapters,
+                         CommandEncoder& encoder, const Globals& globals);
 
 // --max-tokens, --temp, --top-p, ..., --stop, --extra-eos-token; mlx-lm's names.
 struct AnswerFlags {

@@ -41,13 +41,13 @@ std::string fixed(double value, int digits) {
 }
 
 std::string human_bytes(double bytes) {
-  static constexpr const char* units[] = {" bytes", " KiB", " MiB", " GiB", " TiB", " PiB"};
-  return scaled(bytes, 1024, units, std::size(units));
+  static constexpr const char* kUnits[] = {" bytes", " KiB", " MiB", " GiB", " TiB", " PiB"};
+  return scaled(bytes, 1024, kUnits, std::size(kUnits));
 }
 
 std::string human_count(double count) {
-  static constexpr const char* units[] = {"", " K", " M", " B", " T"};
-  return scaled(count, 1000, units, std::size(units));
+  static constexpr const char* kUnits[] = {"", " K", " M", " B", " T"};
+  return scaled(count, 1000, kUnits, std::size(kUnits));
 }
 
 std::string human_time(double seconds) {

@@ -188,6 +188,33 @@ std::vector<Batch> every_batch(const std::vector<Sample>& samples, const BatchOp
   return batches;
 }
 
+DataSet pick_samples(const std::vector<Sample>& samples, std::int64_t train, std::int64_t valid,
+                     std::uint32_t seed) {
+  if (train < 1 || valid < 1) {
+    throw Error(Errc::kArgument,
+                "data: at least one sample must be for training and one for the validation, got " +
+                    std::to_string(train) + " and " + std::to_string(valid));
+  }
+  const auto all = static_cast<std::int64_t>(samples.size());
+  if (all < 2) {
+    throw Error(Errc::kArgument,
+                "data: there must be at least 2 samples, one to learn from and one to validate by, "
+                "got " +
+                    std::to_string(all));
+  }
+  if (all - valid < train) {
+    valid = std::clamp<std::int64_t>(all / 8, 1, valid);
+    train = std::min(train, all - valid);
+  }
+  const std::vector<std::int64_t> order = Permutations(seed).next(all);
+  DataSet picked;
+  for (std::int64_t i = 0; i < train + valid; ++i) {
+    const auto from = static_cast<std::size_t>(order[static_cast<std::size_t>(i)]);
+    (i < train ? picked.train : picked.valid).push_back(samples[from]);
+  }
+  return picked;
+}
+
 std::string fingerprint(const std::vector<Batch>& batches) {
   Hash hash;
   for (const Batch& batch : batches) {

@@ -209,11 +209,10 @@ void Fit::add_gradients(std::int64_t batch, const Tensor& loss_sum) {
 
 void Fit::require_finite(const char* what, float value) const {
   if (std::isfinite(value)) return;
-  throw wrong(Errc::kArgument, std::string(what) + " of step " +
-                                   std::to_string(progress_.step + 1) + " must be finite, got " +
-                                   std::to_string(value) + "; nothing of that step was kept, and " +
-                                   folder_.last_state() +
-                                   ". A lower learning rate, a longer warmup or a clip may help");
+  throw NotFinite("fit: " + std::string(what) + " of step " + std::to_string(progress_.step + 1) +
+                  " must be finite, got " + std::to_string(value) +
+                  "; nothing of that step was kept, and " + folder_.last_state() +
+                  ". A lower learning rate, a longer warmup or a clip may help");
 }
 
 // One step, or an error before anything is changed.
@@ -272,9 +271,8 @@ void Fit::report() {
 bool Fit::validate() {
   const double loss = hooks_.validate();
   if (!std::isfinite(loss)) {
-    throw wrong(Errc::kArgument, "the loss of the validation after step " +
-                                     std::to_string(progress_.step) + " must be finite, got " +
-                                     std::to_string(loss) + "; " + folder_.last_state());
+    throw NotFinite("fit: the loss of the validation after step " + std::to_string(progress_.step) +
+                    " must be finite, got " + std::to_string(loss) + "; " + folder_.last_state());
   }
   const double rate = progress_.step == 0 ? 0 : learning_rate_at(options_, progress_.step);
   progress_.validations.push_back({progress_.step, loss, rate, norm_, 0});

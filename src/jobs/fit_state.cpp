@@ -138,14 +138,25 @@ void load(CommandEncoder& encoder, const SafetensorsFile& file, const std::strin
 
 // name.tmp<process>.<number>, as WholeFile names what it has not finished.
 bool is_left_over(const std::string& name) {
-  for (const std::string begin : {"state.safetensors.tmp", "best.safetensors.tmp"}) {
-    if (!name.starts_with(begin)) continue;
-    const std::string rest = name.substr(begin.size());
+  for (const std::string middle : {".safetensors.tmp", ".json.tmp"}) {
+    const std::size_t at = name.rfind(middle);
+    if (at == std::string::npos || at == 0) continue;
+    const std::string rest = name.substr(at + middle.size());
     return !rest.empty() && std::all_of(rest.begin(), rest.end(), [](unsigned char c) {
       return std::isdigit(c) != 0 || c == '.';
     });
   }
   return false;
+}
+
+// Of a process that was killed while it wrote.
+void remove_left_over(const std::string& folder) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    if (!is_left_over(entry.path().filename().string())) continue;
+    std::error_code failed;
+    std::filesystem::remove(entry.path(), failed);
+  }
 }
 
 }  // namespace
@@ -165,12 +176,7 @@ void FitFolder::prepare() const {
   std::error_code wrong;
   std::filesystem::create_directories(path_, wrong);
   if (wrong) fail(path_, "must be a folder, got " + wrong.message());
-  for (const auto& entry : std::filesystem::directory_iterator(path_, wrong)) {
-    std::error_code ignored;
-    if (is_left_over(entry.path().filename().string())) {
-      std::filesystem::remove(entry.path(), ignored);
-    }
-  }
+  remove_left_over(path_);
 }
 
 std::string FitFolder::last_state() const {
@@ -273,6 +279,23 @@ FitProgress FitFolder::read_state(CommandEncoder& encoder, const std::vector<Fit
   }
   saved_ = p.step;
   return p;
+}
+
+bool has_state(const std::string& folder) {
+  std::error_code none;
+  return std::filesystem::exists(folder + "/state.safetensors", none);
+}
+
+void remove_state(const std::string& folder) {
+  // The state first: a best without one is nothing to go on from.
+  for (const char* name : {"/state.safetensors", "/best.safetensors"}) {
+    std::error_code failed;
+    std::filesystem::remove(folder + name, failed);
+    if (failed) fail(folder + name, "cannot be removed: " + failed.message());
+  }
+  remove_left_over(folder);
+  std::error_code not_empty;
+  std::filesystem::remove(folder, not_empty);
 }
 
 void load_trainables(CommandEncoder& encoder, const std::string& file,

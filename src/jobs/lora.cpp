@@ -84,14 +84,21 @@ TrainResult lora(CommandEncoder& encoder, models::Model& model, const DataSet& d
 
   const std::string& folder = how.fit.folder;
   FitHooks all = hooks;
-  all.on_saved = [&](std::int64_t step) {
-    if (step > 0) {
-      models::save_adapters(adapted, folder, options.lora);
-      const std::int64_t every = how.fit.save_every;
-      if (options.keep_saves && every > 0 && step % every == 0) {
-        models::save_adapter_weights(adapted, numbered(folder, step));
-      }
+  const auto save = [&](std::int64_t step) {
+    if (step == 0) return;
+    models::save_adapters(adapted, folder, options.lora);
+    const std::int64_t every = how.fit.save_every;
+    if (options.keep_saves && every > 0 && step % every == 0) {
+      models::save_adapter_weights(adapted, numbered(folder, step));
     }
+  };
+  all.on_resumed = [&](std::int64_t step) {
+    encoder.commit_and_wait();
+    save(step);  // a run that was killed may have had its state alone
+    if (hooks.on_resumed) hooks.on_resumed(step);
+  };
+  all.on_saved = [&](std::int64_t step) {
+    save(step);
     if (hooks.on_saved) hooks.on_saved(step);
   };
   const TrainResult result = train_part(encoder, adapted, part, data, how, all);

@@ -89,9 +89,8 @@ class Measure {
       float part = 0;
       encoder_.download(tape.grad(zeros_[i]), &part, sizeof part);
       if (!std::isfinite(part)) {
-        throw Error(Errc::kArgument, "dynamic_quant: the sensitivity of " + names_[i] +
-                                         " must be finite, got " + std::to_string(part) +
-                                         " in batch " + std::to_string(batches_));
+        throw NotFinite("dynamic_quant: the sensitivity of " + names_[i] + " must be finite, got " +
+                        std::to_string(part) + " in batch " + std::to_string(batches_));
       }
       sums_[i] += static_cast<double>(part);
     }

@@ -15,9 +15,10 @@ inline double seconds_since(std::chrono::steady_clock::time_point start) {
 
 inline bool asked_to_stop(const GenerateOptions& options) { return options.stop && options.stop(); }
 
-// The tokenizer's ends of text and the caller's.
+// The tokenizer's ends of text and the caller's; none where they are to be ignored.
 inline std::vector<std::int32_t> stop_tokens(const formats::Tokenizer& tokenizer,
                                              const GenerateOptions& options) {
+  if (options.ignore_ends) return {};
   std::vector<std::int32_t> stops = options.stop_tokens;
   stops.insert(stops.end(), tokenizer.eos_ids().begin(), tokenizer.eos_ids().end());
   return stops;

@@ -175,15 +175,25 @@ LoraOptions load_adapters(CommandEncoder& encoder, Model& model, const std::stri
   const ConfigFile config(folder + kConfig);
   LoraOptions options = config.options();
   keep_known_keys(model, options, config);
+  load_adapter_weights(encoder, model, folder + kWeights, options);
+  return options;
+}
+
+void load_adapter_weights(CommandEncoder& encoder, Model& model, const std::string& path,
+                          const LoraOptions& options) {
+  if (has_lora(model)) {
+    throw Error(Errc::kArgument, "load_adapter_weights: the model must not have adapters yet");
+  }
+  require(lora_check(model, options));
   const std::vector<std::string> chosen = lora_modules(model, options);
-  const formats::SafetensorsFile file(folder + kWeights);
+  const formats::SafetensorsFile file(path);
   for (const std::string& name : file.names()) {
     const bool adapter = name.ends_with(".lora_a") || name.ends_with(".lora_b");
     if (adapter && std::find(chosen.begin(), chosen.end(), module_of(name)) != chosen.end()) {
       continue;
     }
     throw Error(Errc::kIo, file.path() + ": the tensor " + name +
-                               " is no adapter of this model as adapter_config.json has it");
+                               " is no adapter of this model for these layers and keys");
   }
   if (file.names().empty()) throw Error(Errc::kIo, file.path() + ": holds no adapters");
   Model adapted = model;
@@ -204,7 +214,6 @@ LoraOptions load_adapters(CommandEncoder& encoder, Model& model, const std::stri
   }
   encoder.commit_and_wait();
   model = std::move(adapted);
-  return options;
 }
 
 }  // namespace mlxtape::models

@@ -1,42 +1,10 @@
 #!/bin/sh
 # cli_test.sh <mlxtape>: the program as a user meets it: commands, exit codes, files.
-# shellcheck disable=SC2086  # flags that are several words
+# shellcheck disable=SC2086,SC1091,SC2154  # flags that are several words; expect.sh
 set -u
 program=$1
 here=$(cd "$(dirname "$0")" && pwd)
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
-failures=0
-
-# expect <exit code> <text in the output> <arguments...>
-expect() {
-  code=$1 text=$2
-  shift 2
-  output=$("$program" "$@" 2>&1)
-  status=$?
-  if [ "$status" -ne "$code" ]; then
-    echo "mlxtape $*: exit $status, want $code"
-    failures=$((failures + 1))
-  fi
-  case $output in
-    *"$text"*) ;;
-    *)
-      echo "mlxtape $*: no '$text' in: $output"
-      failures=$((failures + 1))
-      ;;
-  esac
-}
-
-# complain <what is wrong>
-complain() {
-  echo "$*"
-  failures=$((failures + 1))
-}
-
-# same <text> <text> <what they are of>
-same() {
-  [ "$1" = "$2" ] || complain "$3: '$1' and '$2' should be the same"
-}
+. "$here/expect.sh"
 
 expect 0 "cpu: " info
 expect 0 "cpu softmax softmax_fwd f16 bf16 f32" kernels
@@ -117,7 +85,7 @@ fi
 same "$(cat "$folder/err")" "mlxtape: the output must be writable, and is not" "kernels >&-"
 "$program" kernels 2>"$folder/err" | head -n 1 >/dev/null
 [ "$(wc -l <"$folder/err")" -le 1 ] || complain "kernels | head: $(cat "$folder/err")"
-for command in '' generate chat convert quantize inspect info kernels 'bench ops' selftest completion man; do
+for command in '' generate chat train lora fuse convert quantize dwq dynamic-quant eval perplexity compare inspect info kernels 'bench ops' selftest completion man; do
   "$program" $command --help >"$folder/help" || complain "$command --help: exit $?"
   grep -q '^Usage: mlxtape' "$folder/help" || complain "$command --help has no usage"
   [ -z "$command" ] || grep -q '^Example' "$folder/help" || complain "$command --help has no example"

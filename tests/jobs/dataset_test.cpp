@@ -131,6 +131,31 @@ TEST(Batches, OfAllSamplesHaveEachOnce) {
 }
 
 // Equal where every batch is, and nowhere else.
+TEST(PickSamples, AsMlxLmPicksThem) {
+  const std::vector<Sample> samples = numbered();
+  const auto numbers = [](const std::vector<Sample>& of) {
+    Order order;
+    for (const Sample& sample : of) order.push_back(sample.tokens[0] / 1000);
+    return order;
+  };
+  jobs::DataSet picked = jobs::pick_samples(samples, 6, 4, 123);
+  const Order order = jobs::Permutations(123).next(23);
+  EXPECT_EQ(numbers(picked.train), (Order{5, 19, 20, 18, 14, 8}));
+  EXPECT_EQ(numbers(picked.valid), (Order{7, 11, 4, 3}));
+  EXPECT_EQ(picked.train[2].prompt, samples[static_cast<std::size_t>(order[2])].prompt);
+  picked = jobs::pick_samples(samples, 19, 4, 123);  // all of them, just
+  EXPECT_EQ(numbers(picked.valid), Order(order.begin() + 19, order.end()));
+  picked = jobs::pick_samples(samples, 20, 4, 123);  // too few: one in 8
+  EXPECT_EQ(numbers(picked.train), Order(order.begin(), order.begin() + 20));
+  EXPECT_EQ(numbers(picked.valid), Order(order.begin() + 20, order.begin() + 22));
+  picked = jobs::pick_samples({samples[3], samples[4]}, 100, 32, 0);
+  EXPECT_EQ(std::pair(picked.train.size(), picked.valid.size()), std::pair(1UL, 1UL));
+  expect_error(Errc::kArgument, "at least 2 samples",
+               [&] { jobs::pick_samples({samples[0]}, 1, 1, 0); });
+  expect_error(Errc::kArgument, "got 0 and 1", [&] { jobs::pick_samples(samples, 0, 1, 0); });
+  expect_error(Errc::kArgument, "got 1 and 0", [&] { jobs::pick_samples(samples, 1, 0, 0); });
+}
+
 TEST(Batches, InTheOrderGiven) {
   const std::vector<Sample> samples = numbered();
   const BatchOptions options{.batch_size = 4, .pad_to = 1, .by_length = false};

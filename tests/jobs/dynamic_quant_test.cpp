@@ -143,7 +143,7 @@ TEST_P(DynamicQuant, HoldsALayerAtATime) {
   memory.reset_peak();
   const std::size_t before = memory.stats().current;
   jobs::sensitivities(encoder(), model, some_rows(2, 8, 1), options);
-  EXPECT_LT(memory.stats().peak - before, all * 3 / 4);
+  EXPECT_LT(memory.stats().peak - before, all * 3 / 4 + product_room());
 }
 
 TEST_P(DynamicQuant, ChoosesWhatFits) {

@@ -190,7 +190,7 @@ TEST_P(Evaluate, HoldsFewLogits) {
   const auto before = encoder().device().memory().stats().current;
   const Evaluation e =
       jobs::evaluate(encoder(), model, &model, jobs::rows_of_length(samples, 1025, 1), options);
-  EXPECT_LT(e.peak_bytes - before, std::size_t{1024} * 20000 * 4 / 2);
+  EXPECT_LT(e.peak_bytes - before, std::size_t{1024} * 20000 * 4 / 2 + product_room());
 }
 
 TEST_P(Evaluate, SaysWhatIsWrong) {

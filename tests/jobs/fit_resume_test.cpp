@@ -203,9 +203,11 @@ TEST_P(FitResume, NothingIsKeptOfAStepThatIsNotFinite) {
     hooks.on_step = [&](std::int64_t step) {
       steps = step;
     };
+    const auto fails = [&] {
+      jobs::fit(encoder(), toy.trainables, objective, o, hooks);
+    };
     const std::string said =
-        formats::message_of([&] { jobs::fit(encoder(), toy.trainables, objective, o, hooks); },
-                            Errc::kArgument, folder_.path.string() + "/");
+        formats::message_of(fails, Errc::kArgument, folder_.path.string() + "/");
     EXPECT_EQ(steps, 5);
     const std::string begin =
         of_norm ? "fit: the norm of the gradients of step 6 must be finite, got inf"
@@ -225,8 +227,27 @@ TEST_P(FitResume, NothingIsKeptOfAStepThatIsNotFinite) {
   hooks.validate = [] {
     return NAN;
   };
-  expect_error(Errc::kArgument, "the loss of the validation after step 0 must be finite",
-               [&] { jobs::fit(encoder(), toy.trainables, toy.objective(), options(), hooks); });
+  const auto fails = [&] {
+    jobs::fit(encoder(), toy.trainables, toy.objective(), options(), hooks);
+  };
+  expect_error(Errc::kArgument, "the loss of the validation after step 0 must be finite", fails);
+  EXPECT_THROW(fails(), jobs::NotFinite);
+}
+
+TEST_P(FitResume, AStateIsTakenAway) {
+  const FitOptions o = in_folder("away");
+  EXPECT_FALSE(jobs::has_state(o.folder));
+  run(Toy(encoder(), DType::kF32), o);
+  EXPECT_TRUE(jobs::has_state(o.folder));
+  EXPECT_TRUE(std::filesystem::exists(o.folder + "/best.safetensors"));
+  formats::put(o.folder + "/state.safetensors.tmp12.3", "cut");
+  formats::put(o.folder + "/mine.txt", "mine");
+  jobs::remove_state(o.folder);
+  EXPECT_FALSE(jobs::has_state(o.folder));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(o.folder), {}), 1);
+  std::filesystem::remove(o.folder + "/mine.txt");
+  jobs::remove_state(o.folder);  // nothing is there
+  EXPECT_FALSE(std::filesystem::exists(o.folder));
 }
 
 // ---- the best ----

@@ -67,6 +67,8 @@ TEST_P(Generate, Stops) {
   auto report = run({"HELLO"}, stop);
   EXPECT_EQ(report.sequences[0].finish, Finish::kStopToken);
   EXPECT_EQ(report.sequences[0].text, text.substr(0, first));
+  stop.ignore_ends = true;
+  EXPECT_EQ(run({"HELLO"}, stop).sequences[0].text, text);
 
   stop = options;
   stop.stop_strings = {"no such text", text.substr(3, 3)};

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "formats/support.h"
+#include "mlxtape/base/files.h"
 #include "mlxtape/models/quantize.h"
 #include "models/small_models.h"
 #include "support/op_test.h"
@@ -199,6 +200,36 @@ TEST_P(LoraJob, FilesAsMlxLmHasThem) {
   const Bits before = adapters(again);
   jobs::lora(encoder(), again, data_, more);
   EXPECT_TRUE(adapters(again) == before);
+}
+
+// Killed between the state and the adapters: going on writes what is missing.
+TEST_P(LoraJob, AKilledRunsAdaptersAreWritten) {
+  LoraJobOptions o = options(4);
+  o.train.fit.save_every = 2;
+  o.train.fit.folder = folder_ / "killed";
+  o.train.fit.resume = true;
+  const fs::path file = folder_.path / "killed/0000002_adapters.safetensors";
+  std::int64_t steps = 0;
+  FitHooks hooks;
+  hooks.on_step = [&](std::int64_t step) {
+    steps = step;
+  };
+  hooks.stop = [&] {
+    return steps == 2;
+  };
+  Model model = base("qwen3", false);
+  jobs::lora(encoder(), model, data_, o, hooks);
+  const std::string want = read_whole(file, "test");
+  fs::remove(file);
+  formats::put(file.string() + ".tmp12.3", "half");
+  bool resumed = false;
+  hooks.on_resumed = [&](std::int64_t step) {
+    resumed = step == 2 && fs::exists(file) && read_whole(file, "test") == want;
+  };
+  Model rest = base("qwen3", false);
+  jobs::lora(encoder(), rest, data_, o, hooks);
+  EXPECT_TRUE(resumed);
+  EXPECT_FALSE(fs::exists(file.string() + ".tmp12.3"));
 }
 
 TEST_P(LoraJob, RefusesWhatDoesNotFit) {

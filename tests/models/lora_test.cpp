@@ -283,6 +283,9 @@ TEST_P(Lora, SavedAndLoaded) {
       EXPECT_EQ(download(ours[i].tensor), download(theirs[i].tensor));
     }
     EXPECT_EQ(logits(model), logits(again));
+    Model alone = base(type, true);  // without the other file
+    models::load_adapter_weights(encoder(), alone, path + "/adapters.safetensors", options);
+    EXPECT_EQ(logits(model), logits(alone));
     if (!options.keys.empty()) {  // in full, as mlx-lm asks for them
       const std::vector<std::string> full = {"linear_attn.in_proj_ba", "mlp.switch_mlp.up_proj",
                                              "self_attn.q_proj"};
@@ -366,6 +369,16 @@ TEST_P(Lora, BadFilesAreRefused) {
   EXPECT_EQ(models::lora_parameters(some).size(), 2);
   expect_error(Errc::kArgument, "must not have adapters yet",
                [&] { models::load_adapters(encoder(), some, folder()); });
+  const auto from_file = [&](Model model, const LoraOptions& as) {
+    models::load_adapter_weights(encoder(), model, weights_file, as);
+  };
+  expect_error(Errc::kArgument, "must not have adapters yet", [&] { from_file(some, options); });
+  expect_error(Errc::kIo, "for this model and rank",
+               [&] { from_file(base("qwen3", false), {.rank = 5}); });
+  expect_error(Errc::kIo, "no adapter of this model for these layers", [&] {
+    from_file(base("qwen3", false), {.rank = 4, .num_layers = 1, .keys = {"down_proj"}});
+  });
+  expect_error(Errc::kArgument, "rank", [&] { from_file(base("qwen3", false), {.rank = 0}); });
 }
 
 TEST_P(Lora, WrongCallsAreRefused) {

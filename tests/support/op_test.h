@@ -29,6 +29,10 @@ class OnDevice : public testing::TestWithParam<Backend> {
   // The same values as a view whose innermost axis has a stride of 2.
   Tensor upload_strided(const std::vector<double>& values, Shape shape, DType dtype);
   std::vector<double> download(const Tensor& t);
+  // Bytes that a product may take for itself, whatever its size.
+  static std::size_t product_room() {
+    return GetParam() == Backend::kCuda ? std::size_t{32} << 20U : 0;
+  }
 
  private:
   Device* device_ = nullptr;

@@ -40,6 +40,10 @@ cmake -S "$here/consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$prefix" \
 cmake --build "$work/build" || fail "a user's project does not build"
 "$work/build/consumer" || fail "a user's program does not run"
 "$prefix/bin/mlxtape" --version || fail "the installed program does not start"
+for file in man/man1/mlxtape.1 bash-completion/completions/mlxtape zsh/site-functions/_mlxtape \
+  fish/vendor_completions.d/mlxtape.fish; do
+  [ -s "$prefix/share/$file" ] || fail "share/$file is not installed"
+done
 
 mkdir "$work/other"
 sed 's/mlxtape 0.1/mlxtape 1.0/' "$here/consumer/CMakeLists.txt" >"$work/other/CMakeLists.txt"

@@ -54,6 +54,11 @@ std::vector<Sample> read_samples(const std::string& file, const formats::Tokeniz
 DataSet read_data(const std::string& path, const formats::Tokenizer& tokenizer,
                   const DataOptions& options = {});
 
+// So many of the samples to learn from and of the rest to validate by, in numpy's order for the seed, as mlx-lm's dwq picks
+// them. Where there are fewer, of every 8 one is for the validation, at most as many as asked for, and at least one.
+DataSet pick_samples(const std::vector<Sample>& samples, std::int64_t train, std::int64_t valid,
+                     std::uint32_t seed);
+
 struct BatchOptions {
   std::int64_t batch_size = 4;
   std::int64_t pad_to = 32;

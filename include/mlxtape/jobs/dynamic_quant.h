@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "mlxtape/jobs/dataset.h"
+#include "mlxtape/jobs/not_finite.h"
 #include "mlxtape/models/quantize.h"
 
 namespace mlxtape::jobs {
@@ -45,7 +46,7 @@ struct SensitivityOptions {
 std::vector<Batch> calibration_rows(const std::vector<Sample>& samples, std::int64_t length = 512,
                                     std::int64_t batch_size = 4, std::int64_t most = 0);
 
-// Of every weight whose rows both groups divide. The model must not be packed.
+// Of every weight whose rows both groups divide. The model must not be packed. NotFinite where one is not.
 Sensitivities sensitivities(CommandEncoder& encoder, const models::Model& model,
                             const std::vector<Batch>& batches,
                             const SensitivityOptions& options = {});

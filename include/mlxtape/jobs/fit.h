@@ -14,7 +14,7 @@
 //            A state belongs to a run with the same options and fingerprint: another is an error that says which setting
 //            differs. Free to change are report_every, save_every and, without cosine, iterations.
 //            Where a state is and resume is off, it is refused: a run must not write over another.
-// Errors     a loss or norm that is not finite: kArgument; says at which step, that nothing of it was kept, and from where to
+// Errors     a loss or norm that is not finite: NotFinite; says at which step, that nothing of it was kept, and from where to
 //            go on. The state on the disk is then the last good one. One that cannot be written: kIo, the one before is whole.
 #pragma once
 
@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "mlxtape/jobs/not_finite.h"
 #include "mlxtape/ops/optimiser.h"
 #include "mlxtape/tape/tape.h"
 
@@ -98,5 +99,9 @@ FitResult fit(CommandEncoder& encoder, const std::vector<Trainable>& trainables,
 // Values by name from a file that fit wrote, state or best, into tensors that are there.
 void load_trainables(CommandEncoder& encoder, const std::string& file,
                      const std::vector<Trainable>& trainables);
+
+bool has_state(const std::string& folder);
+// Takes away what fit wrote there, and the folder where nothing else is in it. Throws kIo.
+void remove_state(const std::string& folder);
 
 }  // namespace mlxtape::jobs

@@ -24,6 +24,7 @@ struct GenerateOptions {
   SamplingOptions sampling;
   std::int64_t max_tokens = 256;
   std::vector<std::int32_t> stop_tokens;  // beside the tokenizer's own ends of text
+  bool ignore_ends = false;               // max_tokens whatever they are: to measure speed
   std::vector<std::string> stop_strings;  // neither they nor what follows is in the text
   std::int64_t prefill_chunk = 2048;
   // Text as soon as it cannot change any more: whole characters, no beginning of a stop string. False ends that sequence.

@@ -61,6 +61,9 @@ void save_adapters(const Model& model, const std::string& folder, const LoraOpti
 // kIo, with file and tensor: a name that is no adapter of a module that the config chooses, another shape than it says,
 // one of a and b without the other, another kind of tuning. The model must not have adapters yet.
 LoraOptions load_adapters(CommandEncoder& encoder, Model& model, const std::string& folder);
+// The same from a file of adapters alone, which options are to fit.
+void load_adapter_weights(CommandEncoder& encoder, Model& model, const std::string& file,
+                          const LoraOptions& options);
 
 struct FuseOptions {
   bool dequantize = false;  // the whole model; else what was packed is packed again the same way

@@ -287,6 +287,8 @@ TEST_P(Experts, MatchesOracleForEveryType) {
     check({37, 3, 6, 40, 24}, dtype);
     check({37, 3, 6, 40, 24}, dtype, true);
   }
+  check({40, 1, 2, 600, 20}, DType::kBF16);  // rows and a depth that fill no unit, in two parts
+  check({40, 1, 2, 33, 17}, DType::kBF16);   // no pairs
 }
 
 // Multiples of 64, which some devices have other kernels for: more than a tile of pairs, half tiles, parts of tiles.
@@ -467,6 +469,28 @@ TEST_P(Experts, FollowsARouter) {
   tape.backward(y, upload(data.dy, {12, 16}, DType::kF32));
   expect_close("dlogits", download(tape.grad(logits)), blurred(dlogits(want), ds, 6, DType::kF32),
                DType::kF32, 0);
+}
+
+// Views may begin at any element: what is read by words has to bear it.
+TEST_P(Experts, WeightsAtAnyAddress) {
+  const DType dtype = DType::kBF16;
+  const Data data = data_of({40, 1, 2, 64, 64}, dtype, 8);
+  const auto up = [&](int i, const Shape& shape, bool shifted) {
+    std::vector<double> values = data.in[at(i)];
+    const auto n = static_cast<std::int64_t>(values.size());
+    if (!shifted) return upload(values, shape, dtype);
+    values.insert(values.begin(), 7.0);
+    return upload(values, {n + 1}, dtype).slice(0, 1, n + 1).reshape(shape);
+  };
+  const auto run = [&](bool shifted) {
+    const ExpertRoute route{upload(data.indices, {40, 1}, DType::kU32),
+                            up(kScores, {40, 1}, shifted), upload(data.offsets, {3}, DType::kU32)};
+    return download(ops::experts(encoder(), up(kX, {40, 64}, shifted), route,
+                                 {up(kGate, {2, 64, 64}, shifted), up(kUp, {2, 64, 64}, shifted),
+                                  up(kDown, {2, 64, 64}, shifted)})
+                        .y);
+  };
+  EXPECT_EQ(run(true), run(false));
 }
 
 TEST_P(Experts, SameBitsOnEveryRun) {

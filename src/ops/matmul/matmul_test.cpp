@@ -584,62 +584,6 @@ TEST_P(Matmul, GoesIntoWhatIsThere) {
   }
 }
 
-TEST_P(Matmul, InfinitiesAndNaNsStayInTheirRowsAndColumns) {
-  const double inf = INFINITY;
-  for (const std::int64_t n : {3, 40}) {
-    Values a(static_cast<std::size_t>(20 * 20), 1), b(static_cast<std::size_t>(20 * n), 1);
-    a[20 * 7 + 3] = std::nan("");
-    b[static_cast<std::size_t>(5 * n + 1)] = inf;
-    const auto y = download(
-        ops::matmul(encoder(), upload(a, {20, 20}, DType::kF32), upload(b, {20, n}, DType::kF32)));
-    for (std::int64_t r = 0; r < 20; ++r) {
-      for (std::int64_t c = 0; c < n; ++c) {
-        const double v = y[static_cast<std::size_t>(r * n + c)];
-        if (r == 7) {
-          EXPECT_TRUE(std::isnan(v));
-        } else {
-          EXPECT_EQ(v, c == 1 ? inf : 20);
-        }
-      }
-    }
-  }
-}
-
-// What lies behind the last k is not the matrix's: multiplied by 0 it would still be NaN.
-TEST_P(Matmul, NothingBehindAnOddDepthIsTaken) {
-  for (const std::int64_t k : {1, 33, 301}) {
-    for (const bool turned : {false, true}) {
-      const auto matrix = [&](std::int64_t rows, std::int64_t cols, std::int64_t axis) {
-        Values values(static_cast<std::size_t>(rows * cols), 1);
-        for (std::int64_t i = 0; i < rows * cols; ++i) {
-          if ((axis == 0 ? i / cols : i % cols) == k) {
-            values[static_cast<std::size_t>(i)] = std::nan("");
-          }
-        }
-        return upload(values, {rows, cols}, DType::kBF16).slice(axis, 0, k);
-      };
-      const Tensor a = turned ? matrix(k + 1, 40, 0).transpose({1, 0}) : matrix(40, k + 1, 1);
-      const Tensor b = turned ? matrix(40, k + 1, 1).transpose({1, 0}) : matrix(k + 1, 40, 0);
-      const auto expected = static_cast<double>(static_cast<float>(BF16(static_cast<float>(k))));
-      EXPECT_EQ(download(ops::matmul(encoder(), a, b)), Values(1600, expected)) << k << turned;
-    }
-  }
-}
-
-TEST_P(Matmul, TiesGoToEven) {
-  const std::pair<DType, double> types[] = {{DType::kBF16, 257}, {DType::kF16, 2049}};
-  for (const auto& [dtype, missing] : types) {  // the first integer that the type does not have
-    for (const std::int64_t n : {2, 40}) {
-      const Values a(2 * 20, 1);
-      Values b(static_cast<std::size_t>(2 * n), missing - 1);
-      std::fill(b.begin() + n, b.end(), 1);
-      const auto y =
-          download(ops::matmul(encoder(), upload(a, {20, 2}, dtype), upload(b, {2, n}, dtype)));
-      EXPECT_EQ(y, Values(static_cast<std::size_t>(20 * n), missing - 1));
-    }
-  }
-}
-
 TEST_P(Matmul, GradientsThroughATape) {
   for (const DType dtype : kTypes) {
     for (const Activation activation : kActivations) {
@@ -704,8 +648,8 @@ TEST_P(Matmul, AsMlx) {
   EXPECT_EQ(download(tape.grad(a)), (Values{35, 35, 35, -21, -27, -33, -21, -27, -33, 3, 11, 19}));
   EXPECT_EQ(download(tape.grad(b)),
             (Values{18, -4, 18, -5, 18, -6, -5, 18, -4, 18, -3, 18, -3, -5, -6, -4, -9, -3}));
-  const Tensor row = upload({1, 2, 3}, {3}, DType::kF32),
-               col = upload({1, -1, 2}, {3}, DType::kF32);
+  const Tensor row = upload({1, 2, 3}, {3}, DType::kF32);
+  const Tensor col = upload({1, -1, 2}, {3}, DType::kF32);
   EXPECT_EQ(download(ops::matmul(encoder(), row, b)), (Values{-26, -20, 10, 16, 46, 52}));
   EXPECT_EQ(download(ops::matmul(encoder(), a, col)), (Values{-7, -1, 5, 11}));
   EXPECT_EQ(ops::matmul(encoder(), a, col).shape(), (Shape{2, 1, 2}));
@@ -734,7 +678,7 @@ TEST_P(Matmul, SameBitsOnEveryRun) {
 TEST_P(Matmul, RandomShapes) {
   EXPECT_TRUE(rc::check("matmul matches its oracle", [this] {
     const auto size = [] {
-      return static_cast<std::int64_t>(*rc::gen::inRange(1, 40));
+      return std::int64_t{*rc::gen::inRange(1, 40)};
     };
     Shape a, b;
     for (int i = *rc::gen::inRange(0, 3); i > 0; --i) {

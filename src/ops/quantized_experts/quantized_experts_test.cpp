@@ -216,11 +216,14 @@ class QuantizedExperts : public OnDevice {
                               " I " + std::to_string(c.inner) + " " + name_of(dtype);
     const Results exact = oracle(c, data);
     Noise noise(23);
+    // Of sums of n terms the last bits stray as √n.
+    const auto longest = static_cast<double>(std::max({c.width, c.inner, c.tokens}));
+    const double stray = kBlur * std::sqrt(std::max(1.0, longest / 64));
     const Blur blur = [&](double v) {
-      return v * (1 + noise.next() * kBlur);
+      return v * (1 + noise.next() * stray);
     };
     const Blur store = [&](double v) {
-      return round_to(dtype, v * (1 + noise.next() * 0x1p-20));
+      return round_to(dtype, v * (1 + noise.next() * 2 * stray));
     };
     Arrays few, ys;
     std::vector<Arrays> grads(at(kInputs));

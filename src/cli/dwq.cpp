@@ -1,0 +1,328 @@
+// dwq: the scales and biases of a packed model learn to say what the model says that it was made from.
+#include <CLI/CLI.hpp>
+
+#include <optional>
+
+#include "command.h"
+#include "mlxtape/formats/model_directory.h"
+#include "mlxtape/jobs/dwq.h"
+#include "mlxtape/models/quantize.h"
+#include "mlxtape/models/size.h"
+#include "model_flags.h"
+#include "output.h"
+#include "places.h"
+#include "training.h"
+
+namespace mlxtape::cli {
+
+namespace {
+
+using formats::Json;
+
+struct Flags {
+  std::string model, student, to = "mlx_model", data, targets;
+  int bits = 4, group_size = 64;
+  std::int64_t samples = 2048, valid_samples = 32, max_tokens = 1025, batch_size = 4;
+  std::int64_t report = 20, eval = 200, save = 100;
+  std::uint32_t seed = 123;
+  double rate = 1e-6, temperature = 2;
+  bool checkpoint = false, targets_only = false, force = false;
+  StateFlags state;
+};
+
+void expect_flags(const Flags& flags) {
+  if (flags.data.empty()) {
+    called_wrongly("--data-path is required: nothing is downloaded, mlx-lm's default neither");
+  }
+  if (flags.targets_only && flags.targets.empty()) {
+    called_wrongly("--targets-only needs --target-dir");
+  }
+  if (!(flags.rate > 0)) called_wrongly("--learning-rate must be above 0");
+  expect_model(flags.model);
+  if (!flags.student.empty()) expect_model(flags.student);
+}
+
+// What the run learns from, the same for the same flags.
+struct Texts {
+  jobs::DataSet data;
+  jobs::BatchOptions options;
+  std::unique_ptr<jobs::Batches> train;
+  std::vector<jobs::Batch> valid;
+
+  Texts(const Flags& flags, const formats::Tokenizer& tokenizer) {
+    jobs::DataSet all = jobs::read_data(flags.data, tokenizer, {flags.max_tokens, false});
+    if (all.valid.empty()) {
+      data = jobs::pick_samples(all.train, flags.samples, flags.valid_samples, flags.seed);
+    } else {
+      const auto some = [](std::vector<jobs::Sample> samples, std::int64_t most) {
+        if (most < static_cast<std::int64_t>(samples.size())) {
+          samples.resize(static_cast<std::size_t>(most));
+        }
+        return samples;
+      };
+      data = {some(std::move(all.train), flags.samples),
+              some(std::move(all.valid), flags.valid_samples),
+              {}};
+    }
+    options.batch_size = flags.batch_size;
+    options.max_tokens = flags.max_tokens;
+    options.seed = flags.seed;
+    train = std::make_unique<jobs::Batches>(data.train, options);
+    valid = jobs::validation_batches(data.valid, options, -1);
+  }
+};
+
+bool is_complete(const Flags& flags, const jobs::TargetsPlan& plan, std::int64_t vocabulary) {
+  try {
+    static_cast<void>(jobs::Targets(flags.targets, plan, vocabulary));
+    return true;
+  } catch (const Error& e) {
+    if (e.code() != Errc::kIo) throw;  // of something else
+    return false;
+  }
+}
+
+// The teacher is there only while this runs.
+void write_targets(const Globals& globals, const Flags& flags, const jobs::TargetsPlan& plan,
+                   CommandEncoder& encoder) {
+  const models::Model teacher = load_model(flags.model, encoder, globals);
+  const Interrupts interrupts("stopping after this batch");
+  std::unique_ptr<Progress> progress;
+  jobs::WriteTargetsHooks hooks;
+  hooks.progress = [&](std::int64_t done, std::int64_t all) {
+    if (progress == nullptr) progress = std::make_unique<Progress>("targets", all, globals);
+    progress->at(done);
+  };
+  hooks.stop = [] {
+    return Interrupts::asked();
+  };
+  const jobs::WroteTargets wrote =
+      jobs::write_targets(encoder, teacher, plan, flags.targets, hooks);
+  progress.reset();
+  if (!wrote.stopped) return;
+  remark("stopped; the targets of " + std::to_string(wrote.written + wrote.found) +
+         " batches are in " + flags.targets + "; to go on:\n  " + globals.again_with("--resume"));
+  throw Exit{kInterrupted};
+}
+
+bool is_packed(const models::Model& model) {
+  models::Weights weights = model.weights;
+  for (const models::Slot& slot : models::slots(weights, model.config)) {
+    if (slot.weight != nullptr && slot.weight->is_packed()) return true;
+  }
+  return false;
+}
+
+models::Model make_student(CommandEncoder& encoder, const models::Model& teacher,
+                           const Flags& flags) {
+  if (is_packed(teacher)) {
+    called_wrongly(flags.model +
+                   ": is packed itself; give what was made from it as --quantized-model");
+  }
+  return models::quantize_model(encoder, teacher,
+                                models::usual_packing({flags.bits, flags.group_size}));
+}
+
+jobs::DwqOptions options_of(const Flags& flags) {
+  jobs::DwqOptions o;
+  o.learning_rate = flags.rate;
+  o.temperature = flags.temperature;
+  o.report_every = flags.report;
+  o.validate_every = flags.eval;
+  o.save_every = flags.save;
+  o.checkpoint = flags.checkpoint;
+  o.folder = flags.state.folder;
+  o.resume = flags.state.resume;
+  o.fingerprint["teacher"] = jobs::model_fingerprint(flags.model);
+  o.fingerprint["student"] =
+      flags.student.empty()
+          ? std::to_string(flags.bits) + " bits in groups of " + std::to_string(flags.group_size)
+          : jobs::model_fingerprint(flags.student);
+  return o;
+}
+
+void tell(const Globals& globals, const Flags& flags, const models::Model& student,
+          const jobs::DwqResult& result) {
+  Device& device = student.device();
+  const double bits = models::bits_per_weight(student);
+  if (globals.json) {
+    Json::Object object{{"model", flags.model},
+                        {"mlx_path", flags.to},
+                        {"bits_per_weight", bits},
+                        {"trained_numbers", result.trained},
+                        {"temperature", flags.temperature},
+                        {"kl_before", result.initial},
+                        {"kl_after", result.kept},
+                        {"step_of_weights", result.kept_step},
+                        {"worse", result.worse}};
+    for (auto& each : fit_json(result.fit, device)) object.push_back(std::move(each));
+    return print_json(object);
+  }
+  Facts facts;
+  facts.add("KL to the teacher",
+            fixed(result.initial, 5) + " before, " + fixed(result.kept, 5) + " after, " +
+                fixed(result.initial > 0 ? 100 * (1 - result.kept / result.initial) : 0, 1) +
+                " % less (temperature " + fixed(flags.temperature, 1) + ", validation)");
+  facts.add("learned", human_count(static_cast<double>(result.trained)) + " scales and biases, " +
+                           std::to_string(result.fit.steps) + " steps in " +
+                           human_time(result.fit.seconds));
+  facts.add("peak memory",
+            human_bytes(static_cast<double>(peak_memory(device, result.fit.peak_bytes))));
+  print(facts.text() + flags.to + ": " + fixed(bits, 3) + " bits per weight, " +
+        human_bytes(static_cast<double>(models::weight_bytes(student))) + "\n");
+}
+
+void distil(const Globals& globals, const Flags& flags, const Texts& texts,
+            const jobs::TargetsPlan& plan, CommandEncoder& encoder) {
+  const models::Config config =
+      models::Config::parse(formats::read_model_config(flags.model), flags.model);
+  std::optional<jobs::Targets> targets;
+  if (!flags.targets.empty()) targets.emplace(flags.targets, plan, config.vocabulary);
+  models::Model teacher, student;
+  if (!targets || flags.student.empty()) teacher = load_model(flags.model, encoder, globals);
+  student = flags.student.empty() ? make_student(encoder, teacher, flags)
+                                  : load_model(flags.student, encoder, globals);
+  encoder.commit_and_wait();
+  if (targets) teacher = {};
+  const jobs::DwqTeacher from{targets ? nullptr : &teacher, targets ? &*targets : nullptr};
+  jobs::DwqResult result;
+  with_state(flags.state, globals, [&] {
+    Watch watch("dwq", texts.train->per_epoch(), globals);
+    result = jobs::dwq(encoder, student, from, *texts.train, texts.valid, options_of(flags),
+                       watch.hooks());
+  });
+  if (result.fit.stopped) {
+    end_interrupted(result.fit, texts.train->per_epoch(), flags.state, encoder.device(), globals);
+  }
+  with_state(flags.state, globals, [&] {
+    remove_left_over(flags.to);
+    models::SaveOptions save;
+    save.files_from = flags.student.empty() ? flags.model : flags.student;
+    save.replace = flags.force;
+    models::save_model(student, flags.to, save);
+  });
+  if (!flags.state.keep) jobs::remove_state(flags.state.folder);
+  if (!result.warning.empty()) remark("mlxtape: " + result.warning);
+  tell(globals, flags, student, result);
+}
+
+void dwq(const Globals& globals, Flags flags) {
+  expect_flags(flags);
+  if (!flags.targets_only) {
+    expect_place(flags.to, flags.force, "--mlx-path");
+    flags.state.expect(flags.to, globals);
+  }
+  const auto tokenizer = formats::Tokenizer::from_directory(flags.model);
+  const Texts texts(flags, tokenizer);
+  const auto encoder = globals.device().make_encoder();
+  jobs::TargetsPlan plan;
+  if (!flags.targets.empty()) {
+    plan.train = texts.train.get();
+    plan.valid = &texts.valid;
+    plan.options = texts.options;
+    plan.tokenizer = jobs::tokenizer_fingerprint(flags.model);
+    plan.teacher = jobs::model_fingerprint(flags.model);
+    const models::Config config =
+        models::Config::parse(formats::read_model_config(flags.model), flags.model);
+    if (!is_complete(flags, plan, config.vocabulary)) {
+      write_targets(globals, flags, plan, *encoder);
+    }
+  }
+  if (!flags.targets_only) return distil(globals, flags, texts, plan, *encoder);
+  const std::int64_t batches =
+      texts.train->per_epoch() + static_cast<std::int64_t>(texts.valid.size());
+  if (globals.json) {
+    return print_json(Json::Object{{"target_dir", flags.targets}, {"batches", batches}});
+  }
+  print(flags.targets + ": the targets of " + std::to_string(batches) + " batches\n");
+}
+
+void add_learning(CLI::App& command, Flags& flags) {
+  const char* const of_steps = "Training";
+  const char* const of_saves = "Validation and saves";
+  const auto add = [&](const char* group, const char* name, auto& value, const char* what) {
+    return command.add_option(name, value, what)->type_name("N")->group(group);
+  };
+  const auto count = CLI::Range(std::int64_t{1}, std::int64_t{1} << 30);
+  const auto count_or_none = CLI::Range(std::int64_t{0}, std::int64_t{1} << 30);
+  command
+      .add_option("--data-path,--data", flags.data,
+                  "a .jsonl or .txt file, or a folder with train and valid (required; mlx-lm "
+                  "downloads one)")
+      ->type_name("FILE")
+      ->group("Data");
+  add("Data", "--num-samples", flags.samples,
+      "samples to learn from, once each; drawn where there is no valid")
+      ->check(count);
+  add("Data", "--num-valid-samples", flags.valid_samples, "samples of the validation")
+      ->check(count);
+  add("Data", "--max-seq-length", flags.max_tokens, "tokens of a sample; longer ones are cut")
+      ->check(CLI::Range(std::int64_t{2}, std::int64_t{1} << 30));
+  add("Data", "--batch-size", flags.batch_size, "samples of a step")->check(count);
+  add("Data", "--seed", flags.seed, "of the samples and their order");
+  add(of_steps, "--learning-rate", flags.rate, "of Adam; small models want more")->type_name("X");
+  add(of_steps, "--temperature", flags.temperature, "of both predictions")->type_name("X");
+  command
+      .add_flag("--grad-checkpoint", flags.checkpoint,
+                "less memory, more time: layers are computed again on the way back")
+      ->group(of_steps);
+  command
+      .add_option("--target-dir", flags.targets,
+                  "keep the teacher's 1024 likeliest tokens of every place here, and learn from "
+                  "those: the teacher is gone by then. Used again where all is the same, which is "
+                  "checked")
+      ->type_name("DIR")
+      ->group(of_steps);
+  command.add_flag("--targets-only", flags.targets_only, "write --target-dir, and no more")
+      ->group(of_steps);
+  add(of_saves, "--steps-per-report", flags.report, "steps between lines that tell the loss")
+      ->check(count_or_none);
+  add(of_saves, "--steps-per-eval", flags.eval, "steps between validations")->check(count_or_none);
+  add(of_saves, "--save-every", flags.save, "steps between states on the disk")
+      ->check(count_or_none);
+  flags.state.add_to(command);
+}
+
+}  // namespace
+
+void add_dwq(CLI::App& app, const Globals& globals) {
+  CLI::App* command = add_command(
+      app, "dwq",
+      "a packed model learns to say what the model says that it was made from: of every weight in "
+      "less than 8 bits scales and biases, the codes stay. If the validation ends above where it "
+      "began, the best values before are taken.",
+      "Examples:\n"
+      "  mlxtape dwq --model my-model --bits 2 --data-path texts.jsonl --mlx-path small\n"
+      "  mlxtape dwq --model my-model --quantized-model packed --target-dir targets \\\n"
+      "      --data-path texts.jsonl --mlx-path better");
+  command->group("Models");
+  const auto flags = std::make_shared<Flags>();
+  const char* const group = "Model";
+  command->add_option("-m,--model", flags->model, "the teacher's directory, in MLX format")
+      ->required()
+      ->type_name("DIR")
+      ->group(group);
+  command
+      ->add_option("--quantized-model", flags->student,
+                   "the student; without it, the teacher packed in --bits and --group-size")
+      ->type_name("DIR")
+      ->group(group);
+  command->add_option("--mlx-path", flags->to, "the directory to write")
+      ->type_name("DIR")
+      ->group(group);
+  command
+      ->add_flag("--force", flags->force, "replace the model at --mlx-path, once the new is whole")
+      ->group(group);
+  command->add_option("--bits", flags->bits, "bits of a weight")
+      ->check(CLI::IsMember({2, 3, 4, 5, 6}))
+      ->type_name("N")
+      ->group(group);
+  command->add_option("--group-size", flags->group_size, "weights that share a scale and a bias")
+      ->check(CLI::IsMember({32, 64, 128}))
+      ->type_name("N")
+      ->group(group);
+  add_learning(*command, *flags);
+  command->callback([&globals, flags] { dwq(globals, *flags); });
+}
+
+}  // namespace mlxtape::cli

@@ -1,0 +1,297 @@
+// lora: adapters beside a model's weights learn from texts.
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "command.h"
+#include "mlxtape/base/files.h"
+#include "mlxtape/jobs/lora.h"
+#include "model_flags.h"
+#include "output.h"
+#include "training.h"
+
+namespace mlxtape::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+using formats::Json;
+
+struct Flags {
+  std::string model, adapters = "adapters", kind = "lora", optimizer = "adam", from, config;
+  bool train = false, test = false, force = false;
+  std::int64_t test_batches = 500;
+  models::LoraOptions lora;
+  LoopFlags loop;
+  StateFlags state;
+  const CLI::Option* decay = nullptr;
+};
+
+// ---- --config ----
+
+// null, false, 0, nothing in it: a setting of mlx-lm's that asks for nothing.
+bool says_nothing(const Json& value) {
+  if (value.is_null() || value == Json(false) || value == Json(0) || value == Json("")) return true;
+  if (value.is_array()) return value.array().empty();
+  if (!value.is_object()) return false;
+  return std::all_of(value.object().begin(), value.object().end(),
+                     [](const auto& each) { return says_nothing(each.second); });
+}
+
+std::string text_of(const Json& value) { return value.is_string() ? value.string() : value.dump(); }
+
+// What the file says of a flag, where the command line says nothing of it.
+void set_flag(CLI::App& command, const std::string& flag, const std::string& key, const Json& value,
+              const std::string& file) {
+  if (value.is_null()) return;
+  CLI::Option* option = command.get_option_no_throw(flag);
+  if (option == nullptr) {
+    if (says_nothing(value)) return;
+    throw Error(Errc::kIo,
+                file + ": " + key + ": there is no such setting here, got " + value.dump());
+  }
+  if (option->count() > 0) return;
+  if (value.is_object()) throw Error(Errc::kIo, file + ": " + key + " must be no object");
+  if (value.is_array()) {
+    for (const Json& each : value.array()) option->add_result(text_of(each));
+  } else {
+    option->add_result(text_of(value));
+  }
+  option->run_callback();
+}
+
+void apply_config(CLI::App& command, const std::string& file) {
+  const Json json = Json::parse(read_whole(file, "--config"), file);
+  if (!json.is_object()) throw Error(Errc::kIo, file + ": must be a JSON object");
+  for (const auto& [key, value] : json.object()) {
+    if (key == "config") continue;
+    if (key == "lora_parameters" && value.is_object()) {
+      for (const auto& [inner, number] : value.object()) {
+        set_flag(command, inner == "keys" ? "--lora-keys" : "--" + inner, key + "." + inner, number,
+                 file);
+      }
+      continue;
+    }
+    std::string flag = "--" + key;
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    set_flag(command, flag, key, value, file);
+  }
+}
+
+// ---- the run ----
+
+void expect_flags(const Flags& flags) {
+  if (flags.model.empty()) called_wrongly("--model is required");
+  if (!flags.train && !flags.test) called_wrongly("--train, --test or both are needed");
+  if (flags.kind == "full") {
+    called_wrongly("--fine-tune-type full is a command of its own here: mlxtape train");
+  }
+  if (flags.kind == "dora") {
+    called_wrongly("--fine-tune-type dora is not there: lora, or mlxtape train for all weights");
+  }
+  if (flags.optimizer == "adam" && flags.decay->count() > 0 && flags.loop.decay != 0) {
+    called_wrongly("--weight-decay needs --optimizer adamw");
+  }
+}
+
+// What is there must not be written over, and is not by going on.
+void expect_adapters_place(Flags& flags, const Globals& globals) {
+  flags.state.folder = flags.adapters;
+  flags.state.expect(flags.adapters, globals);
+  std::error_code reason;
+  const std::string file = flags.adapters + "/adapters.safetensors";
+  if (fs::exists(flags.adapters, reason) && !fs::is_directory(flags.adapters, reason)) {
+    throw Error(Errc::kIo, flags.adapters + ": must be a folder or absent, got a file");
+  }
+  if (fs::exists(file, reason) && !jobs::has_state(flags.adapters) && !flags.force) {
+    throw Error(Errc::kIo, file +
+                               ": is there already; --force writes over it, --adapter-path writes "
+                               "elsewhere");
+  }
+}
+
+struct Test {
+  double loss = 0;
+  std::int64_t tokens = 0;
+};
+
+Test test(CommandEncoder& encoder, const models::Model& model, const jobs::DataSet& data,
+          const jobs::TrainOptions& options, const Flags& flags) {
+  if (data.test.empty()) {
+    throw Error(Errc::kIo, flags.loop.data + ": --test needs test.jsonl or test.txt, got none");
+  }
+  jobs::check_tokens(data.test, model.config.vocabulary);
+  const auto batches = jobs::validation_batches(data.test, options.batches, flags.test_batches);
+  Test result;
+  for (const jobs::Batch& batch : batches) result.tokens += batch.counted;
+  result.loss = jobs::mean_loss(encoder, model, batches);
+  return result;
+}
+
+void tell(const Globals& globals, const Flags& flags, const jobs::TrainResult* trained,
+          const Test* tested, Device& device) {
+  if (globals.json) {
+    Json::Object object{{"model", flags.model}, {"adapter_path", flags.adapters}};
+    if (trained != nullptr) {
+      const std::int64_t step = trained->holds_best ? trained->fit.best_step : trained->fit.steps;
+      object.emplace_back("step_of_adapters", step);
+      for (auto& each : fit_json(trained->fit, device)) object.push_back(std::move(each));
+    }
+    if (tested != nullptr) {
+      object.emplace_back("test_loss", tested->loss);
+      object.emplace_back("test_perplexity", std::exp(tested->loss));
+      object.emplace_back("test_tokens", tested->tokens);
+    }
+    return print_json(object);
+  }
+  if (trained != nullptr) {
+    const std::int64_t step = trained->holds_best ? trained->fit.best_step : trained->fit.steps;
+    print(fit_text(trained->fit, device) + flags.adapters + ": the adapters after step " +
+          std::to_string(step) + "\n");
+  }
+  if (tested != nullptr) {
+    print("test loss " + fixed(tested->loss, 4) + ", perplexity " +
+          fixed(std::exp(tested->loss), 3) + ", of " + std::to_string(tested->tokens) +
+          " tokens\n");
+  }
+}
+
+void lora(const Globals& globals, Flags flags) {
+  expect_flags(flags);
+  jobs::LoraJobOptions options;
+  options.train = flags.loop.options();
+  if (flags.optimizer == "adam") options.train.fit.adamw.weight_decay = 0;
+  options.lora = flags.lora;
+  options.seed = flags.loop.seed;
+  expect_model(flags.model);
+  if (flags.train) expect_adapters_place(flags, globals);
+  options.train.fit.folder = flags.adapters;
+  options.train.fit.resume = flags.state.resume;
+
+  const auto tokenizer = formats::Tokenizer::from_directory(flags.model);
+  const jobs::DataSet data = flags.loop.read(tokenizer);
+  Device& device = globals.device();
+  const auto encoder = device.make_encoder();
+  models::Model model = load_model(flags.model, *encoder, globals);
+  jobs::TrainResult trained;
+  if (flags.train) {
+    if (!flags.from.empty()) {
+      models::load_adapter_weights(*encoder, model, flags.from, flags.lora);
+    }
+    with_state(flags.state, globals, [&] {
+      Watch watch("lora", options.train.fit.iterations, globals);
+      trained = jobs::lora(*encoder, model, data, options, watch.hooks());
+    });
+    if (trained.fit.stopped) {
+      end_interrupted(trained.fit, options.train.fit.iterations, flags.state, device, globals);
+    }
+    if (!flags.state.keep) jobs::remove_state(flags.adapters);
+  } else {
+    models::load_adapters(*encoder, model, flags.adapters);
+  }
+  Test tested;
+  if (flags.test) tested = test(*encoder, model, data, options.train, flags);
+  tell(globals, flags, flags.train ? &trained : nullptr, flags.test ? &tested : nullptr, device);
+}
+
+void add_adapter_flags(CLI::App& command, Flags& flags) {
+  const char* const group = "Adapters";
+  command
+      .add_option("--adapter-path", flags.adapters,
+                  "the folder to write; with --test alone, to read")
+      ->type_name("DIR")
+      ->group(group);
+  command
+      .add_flag("--force", flags.force, "write over adapters that are there (mlx-lm always does)")
+      ->group(group);
+  command
+      .add_option("--fine-tune-type", flags.kind, "lora; full is mlxtape train, dora is not there")
+      ->check(CLI::IsMember({"lora", "dora", "full"}))
+      ->type_name("TYPE")
+      ->group(group);
+  command.add_option("--rank", flags.lora.rank, "of the adapters")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+      ->type_name("N")
+      ->group(group);
+  command
+      .add_option("--scale", flags.lora.scale,
+                  "of what they add, as it is: not divided by the rank")
+      ->type_name("X")
+      ->group(group);
+  command.add_option("--dropout", flags.lora.dropout, "share of their inputs that is left out")
+      ->check(CLI::Range(0.0, 0.999))
+      ->type_name("X")
+      ->group(group);
+  command.add_option("--num-layers", flags.lora.num_layers, "the last so many layers; -1: all")
+      ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 20))
+      ->type_name("N")
+      ->group(group);
+  command
+      .add_option(
+          "--lora-keys", flags.lora.keys,
+          "ends of modules' paths, e.g. self_attn.q_proj; without it every linear layer and "
+          "expert of the layers")
+      ->allow_extra_args(false)
+      ->delimiter(',')
+      ->type_name("KEY")
+      ->group(group);
+  command
+      .add_option("--resume-adapter-file", flags.from,
+                  "adapters to begin with, of the same rank and keys; --resume goes on with a run")
+      ->type_name("FILE")
+      ->group(group);
+}
+
+}  // namespace
+
+void add_lora(CLI::App& app, const Globals& globals) {
+  CLI::App* command = add_command(
+      app, "lora",
+      "adapters beside a model's weights, plain or packed, learn from texts; mlx-lm reads them and "
+      "its own are read. Adam as mlx-lm's, without bias correction. With a validation, which is "
+      "there where --data has valid, the adapters of its lowest loss are kept (mlx-lm: the last).",
+      "Examples:\n"
+      "  mlxtape lora --model my-model --train --data my-data --iters 600\n"
+      "  mlxtape lora -c lora.json --test\n"
+      "  mlxtape generate --model my-model --adapter-path adapters -p \"Hello\"\n"
+      "\n"
+      "FILE of -c is JSON with the keys of mlx-lm's YAML: {\"model\": \"my-model\", \"train\": "
+      "true,\n"
+      "\"lora_parameters\": {\"rank\": 8, \"scale\": 20.0, \"dropout\": 0.0, \"keys\": [...]}}; "
+      "flags "
+      "of\nthe command line win. In place of its lr_schedule: \"schedule\", \"warmup\", "
+      "\"final_share\".");
+  command->group("Models");
+  const auto flags = std::make_shared<Flags>();
+  flags->lora.num_layers = 16;
+  flags->loop.decay = 0.01;
+  command->add_option("--model", flags->model, "the model's directory, in MLX format")
+      ->type_name("DIR")
+      ->group("Model");
+  command->add_option("-c,--config", flags->config, "settings in JSON (YAML is not read)")
+      ->type_name("FILE")
+      ->group("Model");
+  command->add_flag("--train", flags->train, "train adapters")->group("Model");
+  command->add_flag("--test", flags->test, "tell the loss on --data's test, after training if any")
+      ->group("Model");
+  command->add_option("--test-batches", flags->test_batches, "of the test; -1: all")
+      ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 30))
+      ->type_name("N")
+      ->group("Model");
+  add_adapter_flags(*command, *flags);
+  command->add_option("--optimizer", flags->optimizer, "adam is adamw without weight decay")
+      ->check(CLI::IsMember({"adam", "adamw"}))
+      ->type_name("NAME")
+      ->group("Training");
+  flags->loop.add_to(*command);
+  flags->decay = command->get_option("--weight-decay");
+  flags->state.add_to(*command, "--adapter-path");
+  command->callback([&globals, flags, command] {
+    if (!flags->config.empty()) apply_config(*command, flags->config);
+    lora(globals, *flags);
+  });
+}
+
+}  // namespace mlxtape::cli

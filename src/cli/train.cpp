@@ -1,0 +1,182 @@
+// train: every weight of a model learns from texts, from scratch or on from a model that is there.
+#include <CLI/CLI.hpp>
+
+#include <filesystem>
+
+#include "command.h"
+#include "mlxtape/base/files.h"
+#include "mlxtape/models/quantize.h"
+#include "mlxtape/models/size.h"
+#include "model_flags.h"
+#include "output.h"
+#include "places.h"
+#include "training.h"
+
+namespace mlxtape::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+using formats::Json;
+
+struct Flags {
+  std::string model, config, out, dtype;
+  bool from_scratch = false, force = false;
+  LoopFlags loop;
+  StateFlags state;
+  const CLI::Option* rate = nullptr;
+};
+
+// Where config.json and the tokenizer are.
+std::string source_of(const Flags& flags) {
+  if (flags.model.empty() == flags.config.empty()) {
+    called_wrongly("one of --model, to train it on, and --config with --from-scratch is needed");
+  }
+  if (!flags.model.empty()) {
+    expect_model(flags.model);
+    return flags.model;
+  }
+  if (!flags.from_scratch) {
+    called_wrongly("--config describes a model without weights: it needs --from-scratch");
+  }
+  std::error_code reason;
+  if (!fs::is_regular_file(flags.config, reason)) {
+    throw Error(Errc::kIo, flags.config + ": there is no such file; --config is a config.json, " +
+                               "with tokenizer.json beside it");
+  }
+  const fs::path folder = fs::path(flags.config).parent_path();
+  return folder.empty() ? "." : folder.string();
+}
+
+std::optional<DType> type_named(const std::string& name) {
+  if (name == "float32") return DType::kF32;
+  if (name == "float16") return DType::kF16;
+  if (name == "bfloat16") return DType::kBF16;
+  return std::nullopt;
+}
+
+models::Model new_model(CommandEncoder& encoder, const Flags& flags, const std::string& source) {
+  const std::string file = flags.config.empty() ? source + "/config.json" : flags.config;
+  Json json = Json::parse(read_whole(file, "train"), file);
+  for (const char* key : {"quantization", "quantization_config"}) {
+    if (json.find(key) != nullptr) json.erase(key);  // there are no codes to begin with
+  }
+  const models::Config config = models::Config::parse(json, file);
+  std::optional<DType> type = type_named(flags.dtype);
+  const Json* said = json.find("torch_dtype");
+  if (!type && said != nullptr && said->is_string()) type = type_named(said->string());
+  const DType dtype = type.value_or(DType::kF32);
+  models::Model model = models::random_model(config, encoder, dtype, flags.loop.seed);
+  return flags.dtype.empty() ? model : models::cast_model(encoder, model, dtype);
+}
+
+models::Model model_of(CommandEncoder& encoder, const Flags& flags, const std::string& source,
+                       const Globals& globals) {
+  if (flags.from_scratch) return new_model(encoder, flags, source);
+  models::Model model = load_model(flags.model, encoder, globals);
+  if (const auto type = type_named(flags.dtype)) model = models::cast_model(encoder, model, *type);
+  return model;
+}
+
+void tell(const Globals& globals, const Flags& flags, const models::Model& model,
+          const jobs::TrainResult& result) {
+  Device& device = model.device();
+  const jobs::FitResult& fit = result.fit;
+  const std::int64_t step = result.holds_best ? fit.best_step : fit.steps;
+  if (globals.json) {
+    Json::Object object{{"out", flags.out},
+                        {"parameters", models::parameter_count(model.config)},
+                        {"step_of_weights", step}};
+    for (auto& each : fit_json(fit, device)) object.push_back(std::move(each));
+    return print_json(object);
+  }
+  print(fit_text(fit, device) + flags.out + ": " +
+        human_count(static_cast<double>(models::parameter_count(model.config))) +
+        " parameters, the weights after step " + std::to_string(step) + "\n");
+}
+
+void train(const Globals& globals, Flags flags) {
+  const std::string source = source_of(flags);
+  if (flags.from_scratch && flags.rate->count() == 0) flags.loop.rate = 1e-3;
+  jobs::TrainOptions options = flags.loop.options();
+  options.fit.adamw.bias_correction = true;
+  expect_place(flags.out, flags.force, "--out");
+  flags.state.expect(flags.out, globals);
+  options.fit.folder = flags.state.folder;
+  options.fit.resume = flags.state.resume;
+
+  const auto tokenizer = formats::Tokenizer::from_directory(source);
+  const jobs::DataSet data = flags.loop.read(tokenizer);
+  Device& device = globals.device();
+  const auto encoder = device.make_encoder();
+  const models::Model model = model_of(*encoder, flags, source, globals);
+  jobs::TrainResult result;
+  with_state(flags.state, globals, [&] {
+    Watch watch("train", options.fit.iterations, globals);
+    result = jobs::train(*encoder, model, data, options, watch.hooks());
+  });
+  if (result.fit.stopped) {
+    end_interrupted(result.fit, options.fit.iterations, flags.state, device, globals);
+  }
+  with_state(flags.state, globals, [&] {
+    remove_left_over(flags.out);
+    models::SaveOptions save;
+    save.files_from = source;
+    save.replace = flags.force;
+    models::save_model(model, flags.out, save);
+  });
+  if (!flags.state.keep) jobs::remove_state(flags.state.folder);
+  tell(globals, flags, model, result);
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, const Globals& globals) {
+  CLI::App* command = add_command(
+      app, "train",
+      "every weight of a model learns from texts, from scratch or on from a model that is there; "
+      "of packed weights scales and biases learn. AdamW with bias correction; at the end the "
+      "weights of the lowest validation are written, or the last ones where there was none.",
+      "Examples:\n"
+      "  mlxtape train --config examples/bytes/config.json --from-scratch --data my-data --out "
+      "new\n"
+      "  mlxtape train --model my-model --data my-data --out tuned --iters 500 --schedule cosine\n"
+      "\n"
+      "Ctrl-C, a full disk or a crash lose no more than the steps since the last save: the same\n"
+      "command with --resume goes on, to the same bits.");
+  command->group("Models");
+  const auto flags = std::make_shared<Flags>();
+  flags->loop.decay = 0.01;
+  flags->loop.clip = 1;
+  const char* const group = "Model";
+  command->add_option("--model", flags->model, "the model to train on, in MLX format")
+      ->type_name("DIR")
+      ->group(group);
+  command
+      ->add_option("--config", flags->config,
+                   "a config.json, with tokenizer.json beside it, of a model to be")
+      ->type_name("FILE")
+      ->group(group);
+  command
+      ->add_flag("--from-scratch", flags->from_scratch,
+                 "begin with random weights; --learning-rate is 1e-3 then if not given")
+      ->group(group);
+  command->add_option("--out", flags->out, "the directory to write, an MLX model")
+      ->required()
+      ->type_name("DIR")
+      ->group(group);
+  command->add_flag("--force", flags->force, "replace the model at --out, once the new is whole")
+      ->group(group);
+  command
+      ->add_option("--dtype", flags->dtype,
+                   "type of the weights, whose masters are float32; without it the model's, or "
+                   "float32 where config.json names none")
+      ->check(CLI::IsMember({"float16", "bfloat16", "float32"}))
+      ->type_name("TYPE")
+      ->group(group);
+  flags->rate = flags->loop.add_to(*command);
+  flags->state.add_to(*command);
+  command->callback([&globals, flags] { train(globals, *flags); });
+}
+
+}  // namespace mlxtape::cli

@@ -1,0 +1,264 @@
+#include "training.h"
+
+#include <CLI/CLI.hpp>
+
+#include "model_flags.h"
+#include "output.h"
+#include "places.h"
+
+namespace mlxtape::cli {
+
+namespace {
+
+using formats::Json;
+
+const auto kCount = CLI::Range(std::int64_t{1}, std::int64_t{1} << 30);
+const auto kCountOrNone = CLI::Range(std::int64_t{0}, std::int64_t{1} << 30);
+
+std::string digits(double value, const char* form) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), form, value);
+  return text.data();
+}
+
+std::string loss_text(double loss) { return digits(loss, "%.4f"); }
+
+}  // namespace
+
+CLI::Option* LoopFlags::add_to(CLI::App& command) {
+  const auto add = [&](const char* group, const char* name, auto& value, const char* what) {
+    return command.add_option(name, value, what)->type_name("N")->group(group);
+  };
+  const char* const of_data = "Data";
+  const char* const of_steps = "Training";
+  const char* const of_saves = "Validation and saves";
+  command
+      .add_option("--data", data,
+                  "a folder with train, valid and test, each .jsonl or .txt, or one such file, "
+                  "which is all for training. Lines: {\"text\"}, {\"prompt\", \"completion\"} or "
+                  "{\"messages\"}")
+      ->type_name("FILE")
+      ->group(of_data);
+  add(of_data, "--batch-size", batch_size, "samples of a batch")->check(kCount);
+  add(of_data, "--max-seq-length", max_tokens, "tokens of a sample; longer ones are cut")
+      ->check(CLI::Range(std::int64_t{2}, std::int64_t{1} << 30));
+  command.add_flag("--mask-prompt", mask_prompt, "learn answers alone, not what they answer to")
+      ->group(of_data);
+  add(of_data, "--seed", seed, "of the order of batches and all else that is drawn");
+  add(of_steps, "--iters", iters,
+      "steps of the optimiser, each of --grad-accumulation-steps batches (mlx-lm counts batches)")
+      ->check(kCount);
+  CLI::Option* const learning_rate =
+      add(of_steps, "--learning-rate", rate, "the rate, or with a schedule its highest")
+          ->type_name("X");
+  command
+      .add_option("--schedule", schedule,
+                  "the rate after the warm-up; cosine: down to --final-share")
+      ->check(CLI::IsMember({"constant", "cosine"}))
+      ->type_name("NAME")
+      ->group(of_steps);
+  add(of_steps, "--warmup", warmup, "steps in which the rate rises from 0")->check(kCountOrNone);
+  add(of_steps, "--final-share", final_share, "where cosine ends, as a share of --learning-rate")
+      ->type_name("X");
+  add(of_steps, "--weight-decay", decay, "of AdamW")->type_name("X");
+  add(of_steps, "--clip", clip, "the largest norm of a step's gradients; 0: any")->type_name("X");
+  add(of_steps, "--grad-accumulation-steps", accumulation, "batches whose mean makes a step")
+      ->check(kCount);
+  command
+      .add_flag("--grad-checkpoint", checkpoint,
+                "less memory, more time: layers are computed again on the way back")
+      ->group(of_steps);
+  add(of_saves, "--val-batches", val_batches,
+      "batches of a validation, evenly over all lengths; -1: all, 0: none")
+      ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 30));
+  add(of_saves, "--steps-per-report", report, "steps between lines that tell the loss")
+      ->check(kCountOrNone);
+  add(of_saves, "--steps-per-eval", eval, "steps between validations")->check(kCountOrNone);
+  add(of_saves, "--save-every", save, "steps between states on the disk")->check(kCountOrNone);
+  return learning_rate;
+}
+
+jobs::TrainOptions LoopFlags::options() const {
+  if (data.empty()) called_wrongly("--data is required");
+  jobs::TrainOptions o;
+  o.fit.iterations = iters;
+  o.fit.accumulation = accumulation;
+  o.fit.learning_rate = rate;
+  o.fit.warmup = warmup;
+  o.fit.cosine = schedule == "cosine";
+  o.fit.final_share = final_share;
+  o.fit.clip = clip;
+  o.fit.adamw.weight_decay = static_cast<float>(decay);
+  o.fit.report_every = report;
+  o.fit.validate_every = eval;
+  o.fit.save_every = save;
+  o.batches.batch_size = batch_size;
+  o.batches.max_tokens = max_tokens;
+  o.batches.seed = seed;
+  o.batches.learn_prompt = !mask_prompt;
+  o.checkpoint = checkpoint;
+  o.validation_batches = val_batches;
+  if (!(decay >= 0)) called_wrongly("--weight-decay must be at least 0, got " + fixed(decay, 3));
+  if (!(rate > 0)) called_wrongly("--learning-rate must be above 0, got " + digits(rate, "%g"));
+  require(jobs::batch_check(o.batches));
+  return o;
+}
+
+jobs::DataSet LoopFlags::read(const formats::Tokenizer& tokenizer) const {
+  return jobs::read_data(data, tokenizer, {max_tokens, mask_prompt});
+}
+
+void StateFlags::add_to(CLI::App& command, const std::string& without) {
+  const char* const group = "Validation and saves";
+  if (without.empty()) {
+    command
+        .add_option("--state", folder,
+                    "where the run is kept while it is not done [the output's name with .state]")
+        ->type_name("DIR")
+        ->default_str("")
+        ->group(group);
+  }
+  const std::string where = without.empty() ? "--state" : without;
+  command
+      .add_flag("--resume", resume,
+                "go on with the run in " + where +
+                    ", to the same bits as if it had never stopped; begins where there is none")
+      ->group(group);
+  command.add_flag("--keep-state", keep, "do not take the state away once the run is done")
+      ->group(group);
+}
+
+void StateFlags::expect(const std::string& out, const Globals& globals) {
+  if (folder.empty()) folder = without_slash(out) + ".state";
+  const bool there = jobs::has_state(folder);
+  if (there && !resume) {
+    throw Error(Errc::kIo, folder +
+                               ": holds a run that is not done; --resume goes on with it, and "
+                               "without state.safetensors and best.safetensors there one begins "
+                               "anew");
+  }
+  if (!there && resume && !globals.quiet) remark(folder + ": holds no run yet, one begins");
+}
+
+Watch::Watch(std::string title, std::int64_t iterations, const Globals& globals)
+    : title_(std::move(title)),
+      iterations_(iterations),
+      globals_(globals),
+      interrupts_("stopping after this step") {}
+
+Watch::~Watch() = default;
+
+Progress& Watch::progress() {
+  if (progress_ == nullptr) {
+    Progress::Options options;
+    options.start = start_;
+    progress_ = std::make_unique<Progress>(title_, iterations_, globals_, options);
+  }
+  return *progress_;
+}
+
+void Watch::say(const std::string& text) {
+  if (!globals_.quiet) progress().line(text);
+}
+
+jobs::FitHooks Watch::hooks() {
+  jobs::FitHooks hooks;
+  hooks.on_resumed = [this](std::int64_t step) {
+    start_ = step;
+    say("resumed after step " + std::to_string(step));
+  };
+  hooks.on_step = [this](std::int64_t step) {
+    progress().at(step, extra_);
+  };
+  hooks.on_report = [this](const jobs::FitPoint& p) {
+    extra_ = "loss " + loss_text(p.loss);
+    say("step " + std::to_string(p.step) + ": loss " + loss_text(p.loss) + ", rate " +
+        digits(p.rate, "%.3g") + ", norm " + digits(p.norm, "%.3g") + ", " +
+        fixed(p.tokens_per_second, 0) + " tokens/s");
+  };
+  hooks.on_validated = [this](const jobs::FitPoint& p) {
+    say("step " + std::to_string(p.step) + ": validation loss " + loss_text(p.loss));
+  };
+  hooks.stop = [] {
+    return Interrupts::asked();
+  };
+  return hooks;
+}
+
+Json points_json(const std::vector<jobs::FitPoint>& points) {
+  Json::Array array;
+  for (const jobs::FitPoint& p : points) {
+    array.emplace_back(Json::Object{{"step", p.step},
+                                    {"loss", p.loss},
+                                    {"learning_rate", p.rate},
+                                    {"norm", p.norm},
+                                    {"tokens_per_second", p.tokens_per_second}});
+  }
+  return array;
+}
+
+Json::Object fit_json(const jobs::FitResult& fit, Device& device) {
+  Json::Object object{{"steps", fit.steps},
+                      {"interrupted", fit.stopped},
+                      {"reports", points_json(fit.reports)},
+                      {"validations", points_json(fit.validations)}};
+  if (fit.best_step >= 0) {
+    object.emplace_back("best_step", fit.best_step);
+    object.emplace_back("best_validation_loss", fit.best_loss);
+  }
+  object.emplace_back("seconds", fit.seconds);
+  object.emplace_back("peak_memory_bytes",
+                      static_cast<std::int64_t>(peak_memory(device, fit.peak_bytes)));
+  return object;
+}
+
+std::string fit_text(const jobs::FitResult& fit, Device& device) {
+  Facts facts;
+  facts.add("steps", std::to_string(fit.steps) + " in " + human_time(fit.seconds) + ", at most " +
+                         human_bytes(static_cast<double>(peak_memory(device, fit.peak_bytes))));
+  if (!fit.reports.empty()) {
+    facts.add("training loss", loss_text(fit.reports.front().loss) + " at first, " +
+                                   loss_text(fit.reports.back().loss) + " at last");
+  }
+  if (!fit.validations.empty()) {
+    facts.add("validation loss", loss_text(fit.validations.front().loss) + " before, " +
+                                     loss_text(fit.best_loss) + " at its best, after step " +
+                                     std::to_string(fit.best_step));
+  }
+  return facts.text();
+}
+
+void end_interrupted(const jobs::FitResult& fit, std::int64_t iterations, const StateFlags& state,
+                     Device& device, const Globals& globals) {
+  const std::string command = globals.again_with("--resume");
+  if (globals.json) {
+    Json::Object object = fit_json(fit, device);
+    object.emplace_back("state", state.folder);
+    object.emplace_back("resume", command);
+    print_json(object);
+  }
+  remark("stopped after step " + std::to_string(fit.steps) + " of " + std::to_string(iterations) +
+         ", which is kept in " + state.folder + "; to go on:\n  " + command);
+  throw Exit{kInterrupted};
+}
+
+void rethrow_with_advice(const StateFlags& state, const Globals& globals) {
+  try {
+    throw;
+  } catch (const jobs::NotFinite& e) {
+    throw jobs::NotFinite(std::string(e.what()) +
+                          (jobs::has_state(state.folder)
+                               ? "; other settings are another run: it begins anew once " +
+                                     state.folder + " is removed"
+                               : ""));
+  } catch (const Error& e) {
+    const bool goes_on =
+        (e.code() == Errc::kIo || e.code() == Errc::kOutOfMemory || e.code() == Errc::kBackend) &&
+        jobs::has_state(state.folder);
+    if (!goes_on) throw;
+    throw Error(e.code(), std::string(e.what()) + "; once that is mended this goes on: " +
+                              globals.again_with("--resume"));
+  }
+}
+
+}  // namespace mlxtape::cli

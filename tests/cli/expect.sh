@@ -1,0 +1,35 @@
+# shellcheck shell=sh disable=SC2154  # program
+# What the tests of the program share; they set program and end with `exit $((failures > 0))`. $folder is theirs.
+folder=$(mktemp -d) || exit 1
+trap 'rm -rf "$folder"' EXIT
+failures=0
+
+# expect <exit code> <text in the output> <arguments...>
+expect() {
+  code=$1 text=$2
+  shift 2
+  output=$("$program" "$@" 2>&1)
+  status=$?
+  if [ "$status" -ne "$code" ]; then
+    echo "mlxtape $*: exit $status, want $code: $output"
+    failures=$((failures + 1))
+  fi
+  case $output in
+    *"$text"*) ;;
+    *)
+      echo "mlxtape $*: no '$text' in: $output"
+      failures=$((failures + 1))
+      ;;
+  esac
+}
+
+# complain <what is wrong>
+complain() {
+  echo "$*"
+  failures=$((failures + 1))
+}
+
+# same <text> <text> <what they are of>
+same() {
+  [ "$1" = "$2" ] || complain "$3: '$1' and '$2' should be the same"
+}
