@@ -85,7 +85,8 @@ class Demo {
 void Demo::stage(const std::string& name) {
   if (!stage_.empty()) result_.stages.emplace_back(stage_, since(stage_begun_));
   if (Interrupts::asked()) {
-    remark("stopped; what was saved before is in " + flags_.out);
+    remark(result_.models.empty() ? "stopped before a model was saved"
+                                  : "stopped; what was saved before is in " + flags_.out);
     throw Exit{kInterrupted};
   }
   stage_ = name;
@@ -94,7 +95,12 @@ void Demo::stage(const std::string& name) {
 
 void Demo::begin() {
   stage("preparing");
-  fs::create_directories(path("tokenizer"));
+  std::error_code reason;
+  fs::create_directories(path("tokenizer"), reason);
+  if (reason) {
+    throw Error(Errc::kIo,
+                flags_.out + ": must be a folder that can be made, got " + reason.message());
+  }
   write_whole(path("demo.json"), "{}\n", "demo");
   write_byte_tokenizer(path("tokenizer"));
 
@@ -216,7 +222,8 @@ void Demo::train() {
       scoring += since(before);
     }
     const double rate = tokens_per_step * static_cast<double>(step) / (since(start) - scoring);
-    progress.at(step, "loss " + fixed(loss, 3) + ", " + fixed(rate, 0) + " tokens/s");
+    const std::string known = loss > 0 ? "loss " + fixed(loss, 3) + ", " : "";
+    progress.at(step, known + fixed(rate, 0) + " tokens/s");
     if (step == first && first < last) {
       encoder_->commit_and_wait();
       encoder_->set_trace(trace);
@@ -328,7 +335,7 @@ void Demo::distil() {
     loss = point.loss;
   };
   hooks.on_step = [&](std::int64_t step) {
-    progress.at(step, "divergence " + fixed(loss, 4));
+    progress.at(step, loss > 0 ? "divergence " + fixed(loss, 4) : "");
   };
   result_.dwq = jobs::dwq(*encoder_, student_, {&model_, nullptr}, train,
                           jobs::every_batch(lines(4, 4 * kLines), batches()), o, hooks);

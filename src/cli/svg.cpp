@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 
 #include "output.h"
@@ -46,7 +47,9 @@ struct Scale {
     if (!is_log) return ticks(low, high, count);
     const bool is_short = high < 150 * low;  // two powers of ten: 2 and 5 between them too
     std::vector<double> all;
-    for (double power = low; power <= high * 1.0001; power *= 10) {
+    const int powers = static_cast<int>(std::lround(std::log10(high / low)));
+    for (int i = 0; i <= powers; ++i) {
+      const double power = low * std::pow(10, i);
       all.push_back(power);
       for (const double times : {2.0, 5.0}) {
         if (is_short && times * power < high) all.push_back(times * power);
@@ -129,8 +132,9 @@ std::vector<double> ticks(double low, double high, int count) {
     }
   }
   std::vector<double> all;
-  const double first = std::ceil(low / step - 1e-9);
-  for (double i = first; i * step <= high + 1e-9 * step; ++i) all.push_back(i * step);
+  const auto first = static_cast<std::int64_t>(std::ceil(low / step - 1e-9));
+  const auto last = static_cast<std::int64_t>(std::floor(high / step + 1e-9));
+  for (std::int64_t i = first; i <= last; ++i) all.push_back(static_cast<double>(i) * step);
   return all;
 }
 
