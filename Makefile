@@ -53,7 +53,7 @@ parity: setup build/release/build.ninja  ## compare whole models with mlx-lm, wh
 	  build/release/bin/model_tests --gtest_filter='*Parity*'
 	build/parity/venv/bin/python tests/parity/reread.py build/parity/saved
 
-demo: setup build/release/build.ninja  ## the whole job on a small model, in about two minutes; build/demo/report.html; ARGS="..." is passed on
+demo: setup build/release/build.ninja  ## the whole job on a small model, a few minutes on two cores; build/demo/report.html; ARGS="..." is passed on
 	cmake --build --preset release -j $(JOBS) --target mlxtape_cli
 	build/release/bin/mlxtape demo --out build/demo $(ARGS)
 
