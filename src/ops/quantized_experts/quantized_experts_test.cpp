@@ -216,9 +216,9 @@ class QuantizedExperts : public OnDevice {
                               " I " + std::to_string(c.inner) + " " + name_of(dtype);
     const Results exact = oracle(c, data);
     Noise noise(23);
-    // Of sums of n terms the last bits stray as √n.
+    // Of sums of n terms the last bits stray as √n; kBlur has those of up to 128.
     const auto longest = static_cast<double>(std::max({c.width, c.inner, c.tokens}));
-    const double stray = kBlur * std::sqrt(std::max(1.0, longest / 64));
+    const double stray = kBlur * std::sqrt(std::max(1.0, longest / 128));
     const Blur blur = [&](double v) {
       return v * (1 + noise.next() * stray);
     };
