@@ -91,9 +91,18 @@ struct MemoryPool::Impl {
     self.stats.cached += block->capacity;
   }
 
+  // A block's guard bands are closed while it is out: its own extent is not.
+  void close_guards(const Block& block) noexcept {
+    const auto* start = static_cast<const char*>(block.address);
+    raw->close(start - block.guard, block.guard);
+    raw->close(start + block.bytes, block.capacity - block.guard - block.bytes);
+  }
+
+  // Leaves the guard bands open.
   void inspect(const Block& block) {
     const auto* base = static_cast<const char*>(block.address) - block.guard;
     const std::size_t after = block.capacity - block.guard - block.bytes;
+    raw->open(base, block.capacity);
     const char* side = nullptr;
     if (!raw->is_filled(base, kGuardValue, block.guard)) side = "before the start";
     if (!raw->is_filled(base + block.guard + block.bytes, kGuardValue, after)) {
@@ -182,6 +191,7 @@ struct MemoryPool::Impl {
       }
       block->is_zero = false;
       block->in_use = std::exchange(guarded_in_use, block);
+      close_guards(*block);
     }
     stats.current += block->capacity;
     stats.peak = std::max(stats.peak, stats.current);
@@ -249,7 +259,10 @@ void MemoryPool::set_guarded(bool on) {
 
 void MemoryPool::check_guards() {
   const std::lock_guard lock(impl_->mutex);
-  for (Impl::Block* b = impl_->guarded_in_use; b != nullptr; b = b->in_use) impl_->inspect(*b);
+  for (Impl::Block* b = impl_->guarded_in_use; b != nullptr; b = b->in_use) {
+    impl_->inspect(*b);
+    impl_->close_guards(*b);
+  }
   if (!impl_->broken.empty()) throw Error(Errc::kBackend, std::exchange(impl_->broken, {}));
 }
 

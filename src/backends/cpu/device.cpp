@@ -1,5 +1,8 @@
 // The cpu device: memory from the system, kernels run at once on the calling thread, which
 // shares the work with the pool (mlxtape/core/threads.h).
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -42,6 +45,14 @@ class SystemMemory final : public RawMemory {
     const auto* byte = static_cast<const unsigned char*>(address);
     return std::all_of(byte, byte + bytes, [=](unsigned char b) { return b == value; });
   }
+#ifdef __SANITIZE_ADDRESS__
+  void close(const void* address, std::size_t bytes) noexcept override {
+    __asan_poison_memory_region(address, bytes);
+  }
+  void open(const void* address, std::size_t bytes) noexcept override {
+    __asan_unpoison_memory_region(address, bytes);
+  }
+#endif
 
  private:
   static void* map_aligned(std::size_t bytes) {

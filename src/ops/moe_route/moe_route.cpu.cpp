@@ -158,15 +158,17 @@ HWY_INLINE void route_together(Scratch<T>& s, const MoeRouteArgs& args, const T*
     const T* row = x + r * experts;
     const float floor = s.floors[r];
     const std::size_t n = reach(row, experts, floor, kLanes * experts, s.list);
+    std::size_t used = n;
     if (HWY_UNLIKELY(!(floor > -INFINITY) || n > kMostRanked || n < k)) {
       choose(row, experts, k, n < k ? -INFINITY : floor, s.exact + r * kPlaces);
       exact |= 1U << r;
+      used = 0;  // at a floor of −inf the list also holds places behind the row's end
     } else if (HWY_UNLIKELY(n > kPlaces)) {
       rank_list(s.list, n, k, s.exact + r * kPlaces,
                 [&](std::size_t i) { return key_of(static_cast<float>(row[s.list[i]])); });
       exact |= 1U << r;
+      used = 0;
     }
-    const std::size_t used = std::min(n, kPlaces);
     s.count[r] = static_cast<std::int32_t>(used);
     for (std::size_t i = 0; i < kPlaces; i += kLanes) {
       hn::StoreU(hn::Zero(di), di, s.list + used + i);
