@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 
@@ -20,6 +21,8 @@ struct Flags {
   bench::ModelConfig model;
   std::string dtype = "f32";
   bool one_by_one = false;
+  double seconds_of_all = 0.1;  // for each row where all is measured
+  std::string folder;           // of all: where its files go; empty: nowhere
 };
 
 CLI::Option* add_size(CLI::App& command, const char* name, std::int64_t& size, const char* what) {
@@ -32,16 +35,27 @@ void add_dtype(CLI::App& command, Flags& flags) {
       ->type_name("TYPE");
 }
 
+void add_model_name(CLI::App& command, bench::ModelConfig& config) {
+  command
+      .add_option("--model", config.model,
+                  "a directory, or random weights as qwen3-next-0.3b, qwen3-next-80b-period")
+      ->type_name("DIR");
+}
+
+void add_seconds(CLI::App& command, double& seconds) {
+  command.add_option("--seconds", seconds, "time for each row and contender")
+      ->type_name("S")
+      ->check([](const std::string& text) {
+        const double given = std::atof(text.c_str());
+        return given >= 0.001 && given <= 60 ? "" : "must be from 0.001 to 60, got " + text;
+      });
+}
+
 // What all of them take.
 void add_measuring(CLI::App& command, Flags& flags) {
   command.add_option("--json", flags.config.json_path, "also write the rows to this file")
       ->type_name("FILE");
-  command.add_option("--seconds", flags.config.seconds, "time for each row and contender")
-      ->type_name("S")
-      ->check([](const std::string& text) {
-        const double seconds = std::atof(text.c_str());
-        return seconds >= 0.001 && seconds <= 60 ? "" : "must be from 0.001 to 60, got " + text;
-      });
+  add_seconds(command, flags.config.seconds);
   command.add_flag("--no-overlap", flags.one_by_one,
                    "cuda: start each kernel after the one before has ended");
 }
@@ -110,10 +124,7 @@ void add_model(CLI::App& bench, const Globals& globals, const std::shared_ptr<Fl
   add_size(*model, "--chunk", config.chunk, "tokens of the prompt at a time");
   add_size(*model, "--context", config.context, "tokens before those that come one by one");
   add_size(*model, "--batch", config.batch, "sequences side by side");
-  model
-      ->add_option("--model", config.model,
-                   "a directory, or random weights as qwen3-next-0.3b, qwen3-next-80b-period")
-      ->type_name("DIR");
+  add_model_name(*model, config);
   model->add_option("--bits", config.bits, "pack the weights; 0: do not")
       ->check(CLI::IsMember({2, 3, 4, 5, 6, 8}))
       ->type_name("N");
@@ -127,24 +138,64 @@ void add_model(CLI::App& bench, const Globals& globals, const std::shared_ptr<Fl
   });
 }
 
+// The table of ops and the table of a model, as it is and in 4 bits.
+void run_all(const Globals& globals, Flags& flags) {
+  Device& device = device_of(globals, flags);
+  bench::BenchConfig config = flags.config;
+  config.seconds = flags.seconds_of_all;
+  if (!flags.folder.empty()) {
+    std::error_code failed;
+    std::filesystem::create_directories(flags.folder, failed);
+    if (failed) {
+      throw Error(Errc::kIo, "bench: " + flags.folder +
+                                 ": must be a folder, or be made one: " + failed.message());
+    }
+  }
+  const auto write_to = [&](const char* name) {
+    if (!flags.folder.empty()) config.json_path = flags.folder + "/" + name;
+  };
+  write_to("ops.json");
+  bench::run_ops(device, config, std::cout);
+  bench::ModelConfig model;
+  model.model = flags.model.model;
+  model.dtype = DType::kBF16;  // of random weights
+  for (const int bits : {0, 4}) {
+    model.bits = bits;
+    model.train = bits == 0;
+    write_to(bits == 0 ? "model.json" : "model-4bit.json");
+    std::cout << "\n";
+    bench::run_model(device, config, model, std::cout);
+  }
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, const Globals& globals) {
-  CLI::App* bench =
-      add_command(app, "bench", "measure this machine; --device auto is the CPU here.",
-                  "Example:\n  mlxtape bench ops --filter softmax --device cuda");
+  CLI::App* bench = add_command(app, "bench",
+                                "measure this machine: every operation, then whole models; or one "
+                                "of these. --device auto is the CPU here.",
+                                "Examples:\n  mlxtape bench --out results\n  mlxtape bench ops "
+                                "--filter softmax --device cuda");
   bench->group("This machine");
   bench->require_subcommand(0, 1);
   const auto flags = std::make_shared<Flags>();
   flags->config.commit = MLXTAPE_COMMIT;
+  bench
+      ->add_option("--filter", flags->config.filter,
+                   "of the operations only rows matching this expression, e.g. 'bwd .* bf16'")
+      ->type_name("REGEX");
+  add_model_name(*bench, flags->model);
+  add_seconds(*bench, flags->seconds_of_all);
+  bench
+      ->add_option("--out", flags->folder,
+                   "also write the rows to ops.json, model.json and model-4bit.json there")
+      ->type_name("DIR");
   add_ops(*bench, globals, flags);
   add_step(*bench, globals, flags);
   add_layers(*bench, globals, flags);
   add_model(*bench, globals, flags);
-  bench->callback([bench] {
-    if (bench->get_subcommands().empty()) {
-      called_wrongly("bench: what to measure is needed: ops, step, layers or model");
-    }
+  bench->callback([bench, &globals, flags] {
+    if (bench->get_subcommands().empty()) run_all(globals, *flags);
   });
 }
 

@@ -16,7 +16,6 @@ expect 2 "here: frobnicate" frobnicate
 expect 2 "here: --frobnicate" --frobnicate
 expect 2 "here: frobnicate" --threads 2 frobnicate
 expect 2 "here: frobnicate" bench frobnicate
-expect 2 "measure is needed" bench
 expect 2 "--threads" --threads 5000 info
 expect 2 "--threads" --threads many info
 expect 2 "one of" --cpu-target AVX9 info
@@ -68,6 +67,12 @@ for key in fwd_us fwd_bwd_us weight_bytes peak_bytes; do
 done
 expect 0 "in bf16" bench layers $few --dtype bf16
 expect 2 "--experts" bench layers --experts 0
+expect 0 "decode, 1 after" bench --filter "$row" --model "$here/../parity/golden/qwen3_5" --seconds 0.001 --out "$folder/results"
+for file in ops model model-4bit; do
+  [ -s "$folder/results/$file.json" ] || complain "bench --out wrote no $file.json"
+done
+expect 1 "results/ops.json" bench --filter "$row" --seconds 0.001 --out "$folder/results/ops.json"
+expect 2 "must match a row" bench --filter 'no such row'
 expect 1 "must be writable" bench ops --filter "$row" --seconds 0.01 --json "$folder/no/such/file"
 expect 2 "regular expression" bench ops --filter '(' --seconds 0.01
 expect 2 "must match a row" bench ops --filter 'no such row'
