@@ -240,7 +240,7 @@ std::string time_cards(const DemoResult& r) {
                   fixed(1e3 * r.traced_seconds / steps, 1) + " ms a training step, of which " +
                       fixed(1e3 * all / steps, 1) + " ms in kernels; mean of " +
                       std::to_string(r.traced_steps) + " steps.",
-                  bar_chart(bars, "time by kernel", 460, 214)),
+                  bar_chart(bars, "time by kernel", 460, 240)),
              card("Time, memory, machine", "Peaks of what was in use at once.",
                   bar_chart(stages, "time by stage", 460, 150) + table({}, facts, {})));
 }
