@@ -1,6 +1,7 @@
 // dynamic-quant: a model packed in more bits where that matters most, for a size.
 #include <CLI/CLI.hpp>
 
+#include <cmath>
 #include <filesystem>
 #include <memory>
 
@@ -81,6 +82,7 @@ jobs::Sensitivities measure(CommandEncoder& encoder, const models::Model& model,
 
 void dynamic_quant(const Globals& globals, const Flags& flags) {
   expect_flags(flags);
+  if (!std::isfinite(flags.target)) called_wrongly("--target-bpw must be a finite number");
   std::vector<jobs::Sample> samples;
   if (!flags.rows.data.empty()) {
     const auto tokenizer = formats::Tokenizer::from_directory(flags.model);
@@ -111,12 +113,15 @@ void dynamic_quant(const Globals& globals, const Flags& flags) {
   const std::string file = flags.sensitivities.empty() ? file_of(flags) : flags.sensitivities;
   const double bits = models::bits_per_weight(packed);
   const auto high = static_cast<std::int64_t>(chosen.high.size());
+  // All of them fit: there is nothing that they are above.
+  const bool all_high = !std::isfinite(chosen.threshold);
   if (globals.json) {
     Json::Array modules;
     for (const std::string& path : chosen.high) modules.emplace_back(path);
-    Json::Object object{{"model", flags.model},    {"mlx_path", flags.to},
-                        {"sensitivities", file},   {"threshold", chosen.threshold},
-                        {"bits_per_weight", bits}, {"high", std::move(modules)}};
+    Json::Object object{
+        {"model", flags.model},    {"mlx_path", flags.to},
+        {"sensitivities", file},   {"threshold", all_high ? Json() : Json(chosen.threshold)},
+        {"bits_per_weight", bits}, {"high", std::move(modules)}};
     if (flags.report) {
       object.emplace_back("perplexity_before", to_json(e.reference_perplexity));
       object.emplace_back("perplexity", to_json(e.perplexity));
@@ -127,7 +132,8 @@ void dynamic_quant(const Globals& globals, const Flags& flags) {
   Facts facts;
   facts.add("sensitivities", file);
   facts.add("more bits", std::to_string(high) + " of " + std::to_string(values.size()) +
-                             " modules, those above " + Json(chosen.threshold).dump());
+                             " modules" +
+                             (all_high ? "" : ", those above " + Json(chosen.threshold).dump()));
   if (flags.report) {
     facts.add("perplexity", with_error(e.reference_perplexity) + " before, " +
                                 with_error(e.perplexity) + " after");

@@ -119,9 +119,6 @@ struct Test {
 
 Test test(CommandEncoder& encoder, const models::Model& model, const jobs::DataSet& data,
           const jobs::TrainOptions& options, const Flags& flags) {
-  if (data.test.empty()) {
-    throw Error(Errc::kIo, flags.loop.data + ": --test needs test.jsonl or test.txt, got none");
-  }
   jobs::check_tokens(data.test, model.config.vocabulary);
   const auto batches = jobs::validation_batches(data.test, options.batches, flags.test_batches);
   Test result;
@@ -172,6 +169,10 @@ void lora(const Globals& globals, Flags flags) {
 
   const auto tokenizer = formats::Tokenizer::from_directory(flags.model);
   const jobs::DataSet data = flags.loop.read(tokenizer);
+  if (flags.test && data.test.empty()) {
+    throw Error(Errc::kIo,
+                flags.loop.data + ": --test needs samples in test.jsonl or test.txt, got none");
+  }
   Device& device = globals.device();
   const auto encoder = device.make_encoder();
   models::Model model = load_model(flags.model, *encoder, globals);

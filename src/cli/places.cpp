@@ -4,6 +4,7 @@
 #include <charconv>
 #include <csignal>
 #include <filesystem>
+#include <string_view>
 
 #include <unistd.h>
 
@@ -15,11 +16,14 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The process in "<name>.tmp<process>.<number>"; 0: it is no such name.
+constexpr std::string_view kOld = ".old";
+
+// The process in "<name>.tmp<process>.<number>", or that with ".old" behind it; 0: it is no such name.
 int process_of(const std::string& name, const std::string& of) {
   const std::string begin = of + ".tmp";
   if (!name.starts_with(begin)) return 0;
-  const std::string rest = name.substr(begin.size());
+  std::string rest = name.substr(begin.size());
+  if (rest.ends_with(kOld)) rest.resize(rest.size() - kOld.size());
   if (rest.empty() || rest.find_first_not_of("0123456789.") != std::string::npos) return 0;
   int process = 0;
   const char* end = rest.data() + rest.size();
@@ -44,6 +48,7 @@ std::string last_part(const std::string& path) {
 }
 
 void expect_place(const std::string& path, bool force, const std::string& flag) {
+  remove_left_over(path);
   std::error_code reason;
   if (fs::exists(path, reason) && !force) {
     throw Error(Errc::kIo,
@@ -72,8 +77,14 @@ void remove_left_over(const std::string& path) {
   if (whole.filename().empty()) whole = whole.parent_path();
   for (const auto& entry : fs::directory_iterator(whole.parent_path(), reason)) {
     const int process = process_of(entry.path().filename().string(), whole.filename().string());
+    if (process == 0 || lives(process)) continue;
     std::error_code ignored;
-    if (process > 0 && !lives(process)) fs::remove_all(entry.path(), ignored);
+    // Killed between two renames: what was to be replaced has its name again.
+    if (entry.path().string().ends_with(kOld) && !fs::exists(whole, ignored)) {
+      fs::rename(entry.path(), whole, ignored);
+    } else {
+      fs::remove_all(entry.path(), ignored);
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 #include "mlxtape/formats/model_directory.h"
 
+#include <fcntl.h>
 #include <fnmatch.h>
 #include <unistd.h>
 
@@ -170,6 +171,17 @@ struct Aside {
   }
 };
 
+// Each gets the other's name, with no moment in between. False: not here.
+bool exchange(const fs::path& a, const fs::path& b) {
+#ifdef RENAME_EXCHANGE
+  return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
+#else
+  static_cast<void>(a);
+  static_cast<void>(b);
+  return false;
+#endif
+}
+
 }  // namespace
 
 void save_model(const std::string& folder, const ModelToSave& model, bool replace) {
@@ -190,6 +202,11 @@ void save_model(const std::string& folder, const ModelToSave& model, bool replac
 
   const Aside aside(target);
   write_model(aside.path, model);
+  // At once, where the file system can: what was there is then aside, and goes with it.
+  if (occupied && exchange(aside.path, target)) {
+    sync_folder(target.parent_path().string(), kWho);
+    return;
+  }
   const fs::path old = aside.path.string() + ".old";
   reason.clear();
   if (occupied) fs::rename(target, old, reason);

@@ -108,6 +108,9 @@ double bits_per_weight(const models::Model& model, const models::PackingRule& ru
 DynamicPacking choose_packing(const models::Model& model, const Sensitivities& values,
                               double target_bits, const DynamicQuantOptions& options) {
   check_packings(options, model.dtype());
+  if (!std::isfinite(target_bits)) {
+    wrong("the target must be finite, got " + std::to_string(target_bits));
+  }
   const std::map<std::string, double> of(values.begin(), values.end());
   models::Weights weights = model.weights;
   std::set<std::string> known;

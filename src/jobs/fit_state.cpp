@@ -3,8 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include "mlxtape/formats/json.h"
 
@@ -171,11 +176,20 @@ bool FitFolder::has_state() const {
   return is_used() && std::filesystem::exists(state(), none);
 }
 
-void FitFolder::prepare() const {
+FitFolder::~FitFolder() {
+  if (lock_ >= 0) ::close(lock_);
+}
+
+void FitFolder::prepare() {
   if (!is_used()) return;
   std::error_code wrong;
   std::filesystem::create_directories(path_, wrong);
   if (wrong) fail(path_, "must be a folder, got " + wrong.message());
+  // The system lets go of it with the process, however that ends. Where folders cannot be locked nobody is kept out.
+  lock_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (lock_ >= 0 && ::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    fail(path_, "is in use: another run is under way there; wait for it, or take another folder");
+  }
   remove_left_over(path_);
 }
 

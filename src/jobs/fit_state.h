@@ -29,11 +29,15 @@ class FitFolder {
  public:
   // validates: there is a validation, so that its steps matter.
   FitFolder(const FitOptions& options, bool validates);
+  FitFolder(const FitFolder&) = delete;
+  FitFolder& operator=(const FitFolder&) = delete;
+  ~FitFolder();
 
   bool is_used() const { return !path_.empty(); }
   bool has_state() const;
-  // Makes the folder, and removes what a process has left there that was killed while it wrote.
-  void prepare() const;
+  // Makes the folder, keeps other processes out as long as this lives, and removes what a process has left there that was
+  // killed while it wrote. Throws kIo where another run is under way in it.
+  void prepare();
 
   // Whatever goes wrong, the files before are whole. The encoder's work is waited for.
   void write_state(CommandEncoder& encoder, const std::vector<FitSlot>& slots,
@@ -53,6 +57,7 @@ class FitFolder {
 
   std::string path_;
   std::map<std::string, std::string> options_, fingerprint_;
+  int lock_ = -1;            // the folder, open
   std::int64_t saved_ = -1;  // the step of the state on the disk
 };
 

@@ -1,8 +1,6 @@
 #include "mlxtape/jobs/lora.h"
 
-#include <algorithm>
-#include <array>
-#include <cstdio>
+#include "base.h"
 
 namespace mlxtape::jobs {
 
@@ -14,22 +12,6 @@ std::vector<Trainable> adapters_of(const models::Model& model) {
     trainables.push_back({p.name, p.tensor});
   }
   return trainables;
-}
-
-// Of the first numbers of every weight: two models of one config are told apart without reading them.
-std::string base_fingerprint(CommandEncoder& encoder, const models::Model& model) {
-  constexpr std::int64_t kFirst = 16;
-  std::uint64_t hash = 0xcbf29ce484222325ULL;  // FNV-1a
-  std::array<unsigned char, kFirst * 8> bytes{};
-  for (const models::Parameter& p : models::parameters(model)) {
-    const Tensor flat = encoder.contiguous(p.tensor.detach()).reshape({p.tensor.size()});
-    const Tensor part = flat.slice(0, 0, std::min(kFirst, flat.size()));
-    encoder.download(part, bytes.data(), part.bytes());
-    for (std::size_t i = 0; i < part.bytes(); ++i) hash = (hash ^ bytes[i]) * 0x100000001b3ULL;
-  }
-  std::array<char, 17> text{};
-  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(hash));
-  return text.data();
 }
 
 void add_fingerprint(CommandEncoder& encoder, const models::Model& model,
@@ -102,7 +84,8 @@ TrainResult lora(CommandEncoder& encoder, models::Model& model, const DataSet& d
     if (hooks.on_saved) hooks.on_saved(step);
   };
   const TrainResult result = train_part(encoder, adapted, part, data, how, all);
-  if (!folder.empty()) models::save_adapters(adapted, folder, options.lora);
+  // A run that was stopped has its last ones there, which it goes on from; the best may be those of step 0.
+  if (!folder.empty() && !result.fit.stopped) models::save_adapters(adapted, folder, options.lora);
   model = std::move(adapted);
   return result;
 }

@@ -2,6 +2,8 @@
 
 #include <memory>
 
+#include "base.h"
+
 namespace mlxtape::jobs {
 
 namespace {
@@ -179,7 +181,9 @@ TrainResult train(CommandEncoder& encoder, const models::Model& model, const Dat
     for (const Trainable& each : floats_of(watched)) tensors.push_back(each.tensor);
     return tensors;
   };
-  return train_part(encoder, model, all, data, options, hooks);
+  TrainOptions how = options;
+  how.fit.fingerprint["weights"] = base_fingerprint(encoder, model);
+  return train_part(encoder, model, all, data, how, hooks);
 }
 
 }  // namespace mlxtape::jobs

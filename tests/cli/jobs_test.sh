@@ -175,7 +175,9 @@ expect 2 "--weight-decay needs --optimizer adamw" $tune --weight-decay 0.1
 expect 2 "--train, --test or both" lora $cpu --model packed --data data
 expect 2 "--model is required" lora $cpu --train --data data
 expect 2 "no.such" $tune --adapter-path no --lora-keys no.such
-expect 1 "--test needs test.jsonl" lora $cpu --model packed --test --data data/train.jsonl
+one_line "--test needs samples" $tune --iters 100000 --test --data data/train.jsonl --adapter-path untested
+[ ! -e untested ] || complain "lora --test without samples began all the same"
+expect 1 "--test needs samples in test.jsonl" lora $cpu --model packed --test --data data/train.jsonl
 interrupted held/state.safetensors $tune $long --iters 100000 --adapter-path held
 grep -q -- "--adapter-path held --resume$" err || complain "lora, interrupted: $(cat err)"
 step=$(sed -n 's/^stopped after step \([0-9]*\) of.*/\1/p' err)
@@ -183,6 +185,11 @@ expect 1 "held: holds a run that is not done" $tune $long --adapter-path held
 expect 0 "after step $((step + 2))" $tune $long --iters $((step + 2)) --adapter-path held --resume
 expect 0 "steps" $tune $long --iters $((step + 2)) --adapter-path straight
 same_files held/adapters.safetensors straight/adapters.safetensors "lora, interrupted and not"
+
+# With a validation at step 0, which no later one has beaten yet: what is there is the last save.
+interrupted valid/0000003_adapters.safetensors $tune --save-every 1 --steps-per-eval 100000 --iters 100000 --adapter-path valid
+last=$(find valid -name '0*_adapters.safetensors' | sort | tail -n 1)
+same_files "$last" valid/adapters.safetensors "the adapters of a run that was interrupted, and its last save"
 
 expect 0 "modules fused" fuse --model packed --adapter-path adapters --save-path fused
 expect 0 "4 bits" inspect fused
@@ -220,6 +227,34 @@ expect 0 "% less" $teach --save-every 1 --batch-size 1 --steps-per-eval 1 --mlx-
 expect 0 "% less" $teach --save-every 1 --batch-size 1 --steps-per-eval 1 --mlx-path ontime
 same_files late/model.safetensors ontime/model.safetensors "dwq, interrupted and not"
 
+# ---- what may not be mixed ----
+
+# A run goes on from the model that it began with, or not at all.
+interrupted based.state/state.safetensors train $cpu --model packed --data data --save-every 1 --iters 100000 --out based
+one_line "weights must be" train $cpu --model scales --data data --save-every 1 --iters 100000 --out based --resume
+
+# One run at a time in a folder.
+"$program" train $scratch --iters 100000 --save-every 1 --out busy >busy.out 2>&1 &
+job=$!
+tries=0
+while [ ! -e busy.state/state.safetensors ] && [ $tries -lt 600 ]; do
+  sleep 0.05
+  tries=$((tries + 1))
+done
+one_line "busy.state: is in use" train $scratch --iters 100000 --save-every 1 --out busy --resume
+kill -INT $job
+wait $job
+same $? 130 "a run that another wanted to disturb"
+
+# What a process left that was killed while it wrote is taken away; a model that it had moved aside comes back.
+dead=$(sh -c 'echo $$')
+mkdir "swept.tmp$dead.0" && cp -r packed "swept.tmp$dead.1.old"
+expect 1 "swept: is there already" quantize --model model --mlx-path swept
+[ -e swept/config.json ] || complain "a model that was moved aside did not come back"
+[ "$(ls -d swept.tmp* 2>/dev/null)" = "" ] || complain "left over: $(ls -d swept.tmp*)"
+expect 0 "bits per weight" quantize --model model --mlx-path swept --q-group-size 32 --force
+[ "$(ls -d swept*)" = swept ] || complain "quantize --force left $(ls -d swept*)"
+
 # ---- dynamic-quant ----
 
 pack="dynamic-quant $cpu --model model --low-bits 2 --low-group-size 32 --high-bits 6 --high-group-size 32"
@@ -230,6 +265,9 @@ expect 0 "6 bits, groups of 32" inspect dynamic
 expect 1 "model_sensitivities.json: is there already" $pack $rows --target-bpw 7 --mlx-path dynamic2
 expect 0 '"threshold"' $pack --sensitivities model_sensitivities.json --target-bpw 7 --mlx-path dynamic2 --json
 same_files dynamic/model.safetensors dynamic2/model.safetensors "dynamic-quant from its sensitivities"
+expect 0 '"threshold": null' $pack --sensitivities model_sensitivities.json --target-bpw 30 --mlx-path dynamic3 --json
+expect 0 " modules" $pack --sensitivities model_sensitivities.json --target-bpw 30 --mlx-path dynamic4
+expect 2 "must be a finite number" $pack --sensitivities model_sensitivities.json --target-bpw nan --mlx-path dynamic5
 expect 2 "--sensitivities is needed" $pack --mlx-path no
 expect 2 "--high-bits must be above" $pack $rows --mlx-path no --high-bits 2
 expect 2 "target" $pack --sensitivities model_sensitivities.json --mlx-path no --target-bpw 1
