@@ -37,11 +37,11 @@ std::vector<Sample> words(unsigned seed, std::size_t count) {
 class Train : public OnDevice {
  protected:
   models::Model model(const std::string& type = "qwen3", DType dtype = DType::kF32,
-                      std::int64_t layers = 2) {
+                      std::int64_t layers = 2, std::uint64_t seed = 1) {
     formats::Json config = small_config(type);
     config.set("num_hidden_layers", layers);
     config.set("vocab_size", 20);
-    return models::random_model(models::Config::parse(config, type), encoder(), dtype, 1);
+    return models::random_model(models::Config::parse(config, type), encoder(), dtype, seed);
   }
   TrainOptions options(std::int64_t iterations) const {
     TrainOptions o;
@@ -262,6 +262,8 @@ TEST_P(Train, RefusesWhatDoesNotFit) {
   fails(other + "train must be ", data, bad);
   expect_error(Errc::kArgument, other + "model must be ",
                [&] { jobs::train(encoder(), model("qwen3", DType::kF32, 3), data, kept); });
+  expect_error(Errc::kArgument, other + "weights must be ",
+               [&] { jobs::train(encoder(), model("qwen3", DType::kF32, 2, 7), data, kept); });
   expect_error(Errc::kArgument, other + "dtype must be f32 to go on from it, got bf16",
                [&] { jobs::train(encoder(), model("qwen3", DType::kBF16), data, kept); });
 }
