@@ -44,6 +44,7 @@ void expect_flags(const Flags& flags) {
         "--data-path, texts to measure by (mlx-lm downloads some), or --sensitivities is needed");
   }
   if (flags.report && flags.rows.data.empty()) called_wrongly("--report-ppl needs --data-path");
+  if (!std::isfinite(flags.target)) called_wrongly("--target-bpw must be a finite number");
   const models::Packing low = flags.packing.low, high = flags.packing.high;
   if (high.bits < low.bits || (high.bits == low.bits && high.group_size >= low.group_size)) {
     called_wrongly("--high-bits must be above --low-bits, or its groups smaller");
@@ -82,7 +83,6 @@ jobs::Sensitivities measure(CommandEncoder& encoder, const models::Model& model,
 
 void dynamic_quant(const Globals& globals, const Flags& flags) {
   expect_flags(flags);
-  if (!std::isfinite(flags.target)) called_wrongly("--target-bpw must be a finite number");
   std::vector<jobs::Sample> samples;
   if (!flags.rows.data.empty()) {
     const auto tokenizer = formats::Tokenizer::from_directory(flags.model);

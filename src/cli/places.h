@@ -5,8 +5,8 @@
 
 namespace mlxtape::cli {
 
-// Of a model's directory that is to be made; what was left over there is taken away. Throws kIo where something is there and force is off, or it is no model, or
-// nothing can be written there. flag: the one that named it.
+// Of a model's directory that is to be made; what was left over there is taken away. Throws kIo where something is there
+// and force is off, or it is no model, or nothing can be written there. flag: the one that named it.
 void expect_place(const std::string& path, bool force, const std::string& flag);
 
 // Takes away what processes that live no more have left of this path: <path>.tmp<process>.<number>. One that was killed
