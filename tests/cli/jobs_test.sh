@@ -231,7 +231,7 @@ same_files late/model.safetensors ontime/model.safetensors "dwq, interrupted and
 
 # A run goes on from the model that it began with, or not at all.
 interrupted based.state/state.safetensors train $cpu --model packed --data data --save-every 1 --iters 100000 --out based
-one_line "weights must be" train $cpu --model scales --data data --save-every 1 --iters 100000 --out based --resume
+one_line "weights must be" train $cpu --model scales --data data --save-every 1 --iters 1 --out based --resume
 
 # One run at a time in a folder.
 "$program" train $scratch --iters 100000 --save-every 1 --out busy >busy.out 2>&1 &
@@ -241,7 +241,7 @@ while [ ! -e busy.state/state.safetensors ] && [ $tries -lt 600 ]; do
   sleep 0.05
   tries=$((tries + 1))
 done
-one_line "busy.state: is in use" train $scratch --iters 100000 --save-every 1 --out busy --resume
+one_line "busy.state: is in use" train $scratch --iters 1 --save-every 1 --out busy --resume
 kill -INT $job
 wait $job
 same $? 130 "a run that another wanted to disturb"
