@@ -10,6 +10,8 @@ namespace mlxtape::jobs {
 
 namespace {
 
+constexpr std::int64_t kFirstRoom = 1024;  // tokens of an answer that there is room for at first
+
 void check(const models::Model& model, const std::vector<std::vector<std::int32_t>>& prompts,
            const GenerateOptions& options) {
   const auto wrong = [](const std::string& what) {
@@ -77,8 +79,10 @@ GenerateReport generate(CommandEncoder& encoder, const models::Model& model,
   const std::vector<std::int32_t> stops = stop_tokens(tokenizer, options);
   std::size_t longest = 0;
   for (const auto& prompt : prompts) longest = std::max(longest, prompt.size());
-  models::State state(model, static_cast<std::int64_t>(prompts.size()),
-                      static_cast<std::int64_t>(longest) + options.max_tokens);
+  const auto read_tokens = static_cast<std::int64_t>(longest);
+  GrowingState past(encoder, model, static_cast<std::int64_t>(prompts.size()),
+                    read_tokens + options.max_tokens);
+  past.make_room(read_tokens, std::max(read_tokens, kFirstRoom));
 
   GenerateReport report;
   const auto vocabulary = static_cast<std::size_t>(model.config.vocabulary);
@@ -88,7 +92,7 @@ GenerateReport generate(CommandEncoder& encoder, const models::Model& model,
   for (std::size_t b = 0; b < prompts.size(); ++b) {
     sequences.emplace_back(tokenizer, prompts[b], options, b, b);
     const std::optional<Tensor> last =
-        read(encoder, model, state, static_cast<std::int64_t>(b), prompts[b], options);
+        read(encoder, model, past.state(), static_cast<std::int64_t>(b), prompts[b], options);
     if (!last) {
       sequences[b].cancel();
       continue;
@@ -100,7 +104,6 @@ GenerateReport generate(CommandEncoder& encoder, const models::Model& model,
   report.prompt_seconds = seconds_since(start);
 
   start = std::chrono::steady_clock::now();
-  models::Stepper stepper(encoder, model, state);
   std::vector<std::int32_t> tokens(sequences.size());
   const auto goes_on = [](const Sequence& s) {
     return s.goes_on();
@@ -111,7 +114,7 @@ GenerateReport generate(CommandEncoder& encoder, const models::Model& model,
       break;
     }
     for (std::size_t b = 0; b < sequences.size(); ++b) tokens[b] = sequences[b].last();
-    const Tensor& next = stepper.step(tokens);
+    const Tensor& next = past.step(tokens);
     encoder.download(next, logits.data(), next.bytes());
     for (std::size_t b = 0; b < sequences.size(); ++b) {
       if (sequences[b].goes_on()) {

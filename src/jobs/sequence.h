@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <optional>
 
 #include "mlxtape/jobs/generate.h"
@@ -39,6 +40,50 @@ inline std::optional<Tensor> read(CommandEncoder& encoder, const models::Model& 
   }
   return last;
 }
+
+// A state and what steps it: with room for what was read and a little more, and for twice as much whenever that is used
+// up. An answer may be much shorter than it is allowed to be.
+class GrowingState {
+ public:
+  // most: tokens that a sequence may have in all. All must outlive it.
+  GrowingState(CommandEncoder& encoder, const models::Model& model, std::int64_t batch,
+               std::int64_t most)
+      : encoder_(encoder), model_(model), batch_(batch), most_(most) {}
+
+  models::State& state() { return *state_; }
+  void drop() {
+    stepper_.reset();
+    state_.reset();
+  }
+
+  // For so many tokens in all, and for some more as long as that is within most.
+  void make_room(std::int64_t tokens, std::int64_t more) {
+    if (state_ == nullptr) {
+      state_ = std::make_unique<models::State>(model_, batch_,
+                                               std::max(tokens, std::min(most_, tokens + more)));
+    } else if (state_->capacity() < tokens) {
+      stepper_.reset();
+      state_->grow(encoder_, std::max(tokens, std::min(most_, 2 * state_->capacity())));
+    }
+  }
+
+  const Tensor& step(std::span<const std::int32_t> tokens) {
+    std::int64_t longest = 0;
+    for (std::int64_t b = 0; b < batch_; ++b) longest = std::max(longest, state_->length(b));
+    make_room(longest + 1, 0);
+    if (stepper_ == nullptr) {
+      stepper_ = std::make_unique<models::Stepper>(encoder_, model_, *state_);
+    }
+    return stepper_->step(tokens);
+  }
+
+ private:
+  CommandEncoder& encoder_;
+  const models::Model& model_;
+  std::int64_t batch_, most_;
+  std::unique_ptr<models::State> state_;
+  std::unique_ptr<models::Stepper> stepper_;
+};
 
 class Sequence {
  public:

@@ -28,13 +28,15 @@ Talk::Talk(CommandEncoder& encoder, const models::Model& model, const formats::T
     throw Error(Errc::kArgument, "talk: the model must have a chat template, and has none");
   }
   if (options_.max_context == 0) options_.max_context = model.config.max_positions;
-  if (options_.generate.max_tokens < 1 || options_.max_context < 1 || options_.first_capacity < 1) {
-    throw Error(Errc::kArgument,
-                "talk: max_tokens, max_context and first_capacity must be at least 1");
+  if (options_.generate.max_tokens < 1 || options_.max_context < 1 || options_.first_room < 1) {
+    throw Error(Errc::kArgument, "talk: max_tokens, max_context and first_room must be at least 1");
   }
   require(sampling_check(options_.generate.sampling));
+  past_ = std::make_unique<GrowingState>(encoder_, model_, 1, options_.max_context);
   reset();
 }
+
+Talk::~Talk() = default;
 
 void Talk::reset() {
   messages_ = Json::Array{};
@@ -43,8 +45,7 @@ void Talk::reset() {
 }
 
 void Talk::forget() {
-  stepper_.reset();
-  state_.reset();
+  past_->drop();
   held_.clear();
   mark_ = {};
 }
@@ -56,30 +57,21 @@ std::vector<std::int32_t> Talk::encode(const Json& messages, bool ask) const {
   return tokenizer_.encode_chat(messages, chat);
 }
 
-void Talk::make_room(std::int64_t tokens) {
-  if (state_ != nullptr && state_->capacity() >= tokens) return;
-  const std::int64_t twice = state_ == nullptr ? options_.first_capacity : 2 * state_->capacity();
-  forget();  // before there is a second one
-  const std::int64_t capacity = std::max(tokens, std::min(twice, options_.max_context));
-  state_ = std::make_unique<models::State>(model_, 1, capacity);
-  stepper_ = std::make_unique<models::Stepper>(encoder_, model_, *state_);
-}
-
 // Leaves at most the first `common` tokens in the state; returns how many.
 std::int64_t Talk::go_back(std::int64_t common) {
   const bool forgets = model_.config.attention_interval == 1;  // no delta net
   if (common < tokens()) {
     if (forgets) {
-      state_->trim(encoder_, 0, common);
+      past_->state().trim(encoder_, 0, common);
     } else if (mark_.length <= common && mark_.length > 0) {
-      state_->rewind(encoder_, 0, mark_);
+      past_->state().rewind(encoder_, 0, mark_);
     } else {
-      state_->trim(encoder_, 0, 0);
+      past_->state().trim(encoder_, 0, 0);
       mark_ = {};
     }
   }
-  held_.resize(static_cast<std::size_t>(state_->length(0)));
-  return state_->length(0);
+  held_.resize(static_cast<std::size_t>(past_->state().length(0)));
+  return past_->state().length(0);
 }
 
 Reply Talk::say(const std::string& text) {
@@ -99,7 +91,7 @@ Reply Talk::say(const std::string& text) {
   encoder_.device().memory().reset_peak();
   Reply reply;
   try {
-    make_room(length + options.max_tokens);
+    past_->make_room(length, options_.first_room);
     answer(prompt, stable, options, reply);
   } catch (...) {
     forget();  // half of a turn may be in the state
@@ -122,17 +114,17 @@ void Talk::answer(const std::vector<std::int32_t>& prompt, std::int64_t stable,
   Sequence sequence(tokenizer_, prompt, options, 0, turn_);
   const auto read_to = [&](std::int64_t end) {
     const auto all = std::span(prompt);
-    const auto from = static_cast<std::size_t>(state_->length(0));
-    const auto last = read(encoder_, model_, *state_, 0,
+    const auto from = static_cast<std::size_t>(past_->state().length(0));
+    const auto last = read(encoder_, model_, past_->state(), 0,
                            all.subspan(from, static_cast<std::size_t>(end) - from), options);
-    held_.assign(prompt.begin(), prompt.begin() + state_->length(0));
+    held_.assign(prompt.begin(), prompt.begin() + past_->state().length(0));
     return last;
   };
   const std::int64_t marked = std::clamp(stable, reply.kept, length - 1);
   if (marked > reply.kept) read_to(marked);
   std::optional<Tensor> logits;
-  if (state_->length(0) == marked) {
-    mark_ = state_->mark(encoder_, 0);
+  if (past_->state().length(0) == marked) {
+    mark_ = past_->state().mark(encoder_, 0);
     logits = read_to(length);
   }
   if (!logits) {
@@ -152,7 +144,7 @@ void Talk::answer(const std::vector<std::int32_t>& prompt, std::int64_t stable,
       break;
     }
     const std::int32_t token = sequence.last();
-    const Tensor& next = stepper_->step({&token, 1});
+    const Tensor& next = past_->step({&token, 1});
     held_.push_back(token);
     encoder_.download(next, row.data(), next.bytes());
     sequence.choose(row, stops);

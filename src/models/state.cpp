@@ -117,6 +117,26 @@ std::size_t State::bytes() const {
   return sum;
 }
 
+void State::grow(CommandEncoder& encoder, std::int64_t capacity) {
+  if (capacity < capacity_) {
+    throw Error(Errc::kArgument, "state: can grow to " + std::to_string(capacity_) +
+                                     " tokens or more, not to " + std::to_string(capacity));
+  }
+  const std::int64_t used = *std::max_element(lengths_.begin(), lengths_.end());
+  // Each on its own, so that no more than one layer is there twice. Where there is no room for one, those before it have
+  // more than the capacity, which is no harm.
+  for (Layer& layer : layers_) {
+    if (!layer.keys.defined()) continue;
+    for (Tensor* t : {&layer.keys, &layer.values}) {
+      const Tensor more = encoder.zeros({t->dim(0), capacity, t->dim(2), t->dim(3)}, t->dtype());
+      encoder.copy(t->slice(1, 0, used), more.slice(1, 0, used));
+      *t = more;
+      encoder.commit_and_wait();
+    }
+  }
+  capacity_ = capacity;
+}
+
 void State::trim(CommandEncoder& encoder, std::int64_t sequence, std::int64_t length) {
   std::int64_t& now = lengths_[place(sequence)];
   if (length < 0 || length > now) {

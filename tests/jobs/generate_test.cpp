@@ -113,6 +113,25 @@ TEST_P(Generate, StopsWhenAsked) {
   }
 }
 
+// Of the tokens that an answer may have, memory is there for those that it has.
+TEST_P(Generate, TakesRoomAsItGoesOn) {
+  GenerateOptions options;
+  options.max_tokens = 20;
+  options.ignore_ends = true;
+  const auto few = run({"HELLO"}, options);
+  options.max_tokens = std::int64_t{1} << 30;
+  int left = 1100;  // more than there is room for at first
+  options.stop = [&] {
+    return left-- <= 0;
+  };
+  const auto many = run({"HELLO"}, options);
+  const std::vector<std::int32_t>& tokens = many.sequences[0].tokens;
+  ASSERT_EQ(tokens.size(), 1100U);
+  EXPECT_TRUE(
+      std::equal(few.sequences[0].tokens.begin(), few.sequences[0].tokens.end(), tokens.begin()));
+  EXPECT_LT(many.peak_bytes, std::size_t{64} << 20U);
+}
+
 TEST_P(Generate, SaysWhatIsWrong) {
   const models::Model model = small_model(encoder(), "qwen3");
   const auto refused = [&](const std::string& says,

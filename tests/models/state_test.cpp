@@ -81,6 +81,33 @@ TEST_P(ModelState, ChunksAndSteps) {
   }
 }
 
+TEST_P(ModelState, Grows) {
+  for (const std::string& type : model_types()) {
+    SCOPED_TRACE(type);
+    const models::Model model = small_model(encoder(), type);
+    const std::vector<std::int32_t> tokens = some_tokens(20, 5), other = some_tokens(7, 6);
+    State state(model, 2, 9);
+    models::prefill(encoder(), model, state, 0, {tokens.data(), 5});
+    models::prefill(encoder(), model, state, 1, {other.data(), 3});
+    for (std::size_t i = 0; i < 15; ++i) {
+      if (i == 4) state.grow(encoder(), 10);
+      if (i == 5) state.grow(encoder(), 20);
+      const std::int32_t next[] = {tokens[5 + i], other[3 + i % 4]};
+      models::Stepper stepper(encoder(), model, state);
+      const std::vector<float> got = values(stepper.step(next));
+      ASSERT_EQ(got.size(), 160U);
+      const std::vector<std::int32_t> so_far(tokens.begin(),
+                                             tokens.begin() + 6 + static_cast<std::ptrdiff_t>(i));
+      if (i > 2) expect_alike({got.begin(), got.begin() + 80}, at_once(model, so_far));
+    }
+    EXPECT_EQ(state.capacity(), 20);
+    EXPECT_EQ(state.length(0), 20);
+    EXPECT_EQ(state.bytes(), State::bytes_of(model.config, model.dtype(), 2, 20));
+    expect_error(Errc::kArgument, "can grow to 20 tokens or more, not to 19",
+                 [&] { state.grow(encoder(), 19); });
+  }
+}
+
 // Sequences of different lengths side by side are as good as each alone.
 TEST_P(ModelState, SequencesSideBySide) {
   for (const std::string& type : model_types()) {

@@ -22,11 +22,11 @@
 namespace mlxtape::jobs {
 
 struct TalkOptions {
-  GenerateOptions generate;      // of each answer; on_text's sequence is 0
-  std::string system;            // said before all else; empty: nothing
-  formats::Json variables;       // an object for the template: {"enable_thinking": false}
-  std::int64_t max_context = 0;  // tokens of all turns; 0: as many positions as the model knows
-  std::int64_t first_capacity = 4096;  // tokens that there is room for from the beginning
+  GenerateOptions generate;        // of each answer; on_text's sequence is 0
+  std::string system;              // said before all else; empty: nothing
+  formats::Json variables;         // an object for the template: {"enable_thinking": false}
+  std::int64_t max_context = 0;    // tokens of all turns; 0: as many positions as the model knows
+  std::int64_t first_room = 4096;  // tokens that there is room for after the first question
 };
 
 struct Reply {
@@ -36,11 +36,14 @@ struct Reply {
   std::size_t peak_bytes = 0;  // of the device's memory, since this turn began
 };
 
+class GrowingState;
+
 class Talk {
  public:
   // encoder, model and tokenizer must outlive it.
   Talk(CommandEncoder& encoder, const models::Model& model, const formats::Tokenizer& tokenizer,
        TalkOptions options);
+  ~Talk();
 
   Reply say(const std::string& text);
   void reset();  // nothing was said
@@ -50,7 +53,6 @@ class Talk {
 
  private:
   std::vector<std::int32_t> encode(const formats::Json& messages, bool ask) const;
-  void make_room(std::int64_t tokens);
   void forget();  // what the state holds
   std::int64_t go_back(std::int64_t common);
   void answer(const std::vector<std::int32_t>& prompt, std::int64_t stable,
@@ -61,8 +63,7 @@ class Talk {
   const formats::Tokenizer& tokenizer_;
   TalkOptions options_;
   formats::Json messages_;
-  std::unique_ptr<models::State> state_;
-  std::unique_ptr<models::Stepper> stepper_;
+  std::unique_ptr<GrowingState> past_;
   std::vector<std::int32_t> held_;  // the tokens that the state has read
   models::State::Mark mark_;        // where the last question ended
   std::uint64_t turn_ = 0;

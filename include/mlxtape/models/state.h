@@ -2,7 +2,8 @@
 //
 // Sequences are filled one by one (prefill), each to its own length, then go on together (step). A step is the same work
 // whatever the lengths, so that it can be captured once and replayed (Stepper).
-// Memory     allocated once, for capacity tokens a sequence; written in place, also by restore: graphs stay good.
+// Memory     allocated once, for capacity tokens a sequence; written in place, also by restore: graphs stay good. grow alone
+//            makes it anew, layer by layer: no Stepper may outlive that.
 #pragma once
 
 #include <memory>
@@ -31,6 +32,9 @@ class State {
   // What one would have.
   static std::size_t bytes_of(const Config& config, DType dtype, std::int64_t batch,
                               std::int64_t capacity);
+
+  // Room for more tokens, at least as many as now; what is there stays.
+  void grow(CommandEncoder& encoder, std::int64_t capacity);
 
   // Leaves the first tokens of a sequence. A delta net cannot forget: where the model has any, 0 or all of them.
   void trim(CommandEncoder& encoder, std::int64_t sequence, std::int64_t length);
