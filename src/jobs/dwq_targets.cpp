@@ -16,7 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 using formats::Json;
 
-constexpr const char* kFormat = "mlxtape targets 1";
+constexpr const char* kHash = "hash";
+constexpr const char* kFormat = "mlxtape targets 2";
 
 // FNV-1a of 64 bits.
 class Hash {
@@ -132,11 +133,23 @@ BatchTargets targets_of(CommandEncoder& encoder, const models::Model& teacher, c
   return all;
 }
 
-void write_batch(const std::string& path, const BatchTargets& targets, const Batch& batch) {
+// Of what a batch's file holds, in the file's own metadata: a bit that changed on the disk must not be learned from.
+std::string hash_of(CommandEncoder& encoder, const BatchTargets& targets) {
+  Hash hash;
+  for (const Tensor& t : {targets.values, targets.indices}) {
+    std::vector<std::byte> bytes(t.bytes());
+    encoder.download(t, bytes.data(), bytes.size());
+    hash.add(bytes);
+  }
+  return hash.digits();
+}
+
+void write_batch(CommandEncoder& encoder, const std::string& path, const BatchTargets& targets,
+                 const Batch& batch) {
   const Shape shape{batch.rows, batch.length, targets.values.dim(1)};
   const formats::NamedTensor tensors[] = {{"logits", targets.values.reshape(shape)},
                                           {"indices", targets.indices.reshape(shape)}};
-  formats::write_safetensors(path, tensors);
+  formats::write_safetensors(path, tensors, {{kHash, hash_of(encoder, targets)}});
 }
 
 }  // namespace
@@ -185,7 +198,7 @@ WroteTargets write_targets(CommandEncoder& encoder, const models::Model& teacher
       const Batch batch =
           train ? plan.train->at(number) : (*plan.valid)[static_cast<std::size_t>(number)];
       check_batch("targets", teacher, batch);
-      write_batch(path, targets_of(encoder, teacher, batch, k), batch);
+      write_batch(encoder, path, targets_of(encoder, teacher, batch, k), batch);
       ++result.written;
     }
     if (hooks.progress) hooks.progress(i + 1, all);
@@ -234,6 +247,17 @@ BatchTargets Targets::load(CommandEncoder& encoder, bool train, std::int64_t num
     if (static_cast<std::int64_t>(index) < vocabulary_) continue;
     throw Error(Errc::kIo, path + ": an index must be below " + std::to_string(vocabulary_) +
                                ", got " + std::to_string(index));
+  }
+  Hash hash;
+  for (const Tensor& t : {values, indices}) {
+    hash.add({static_cast<const std::byte*>(t.data()), t.bytes()});
+  }
+  const auto written = file.metadata().find(kHash);
+  if (written == file.metadata().end() || written->second != hash.digits()) {
+    throw Error(Errc::kIo, path + ": must hold what was written there, whose hash is " +
+                               (written == file.metadata().end() ? "not in it" : written->second) +
+                               ", got " + hash.digits() +
+                               ": remove this file, and it is made anew");
   }
   const auto placed = [&](const Tensor& t) {
     const Tensor rows = t.reshape({batch.rows * batch.length, k_});

@@ -235,6 +235,16 @@ TEST_P(DwqTargets, RefuseDamagedFiles) {
   refused("0000000000.safetensors: logits and indices must be", 15, 1, DType::kU32);
   refused("got f32", 16, 1, DType::kI32);
   refused("an index must be below 80, got 80", 16, 80, DType::kU32);
+  refused("whose hash is not in it", 16, 79, DType::kU32);
+  // One bit of a logit, which is as good a logit as before.
+  std::filesystem::remove(file);
+  jobs::write_targets(encoder(), teacher_, plan_, path("t"));
+  targets.load(encoder(), true, 0, batch);
+  std::string bytes = read_whole(file, "test");
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  write_whole(file, bytes, "test");
+  expect_error(Errc::kIo, "0000000000.safetensors: must hold what was written there",
+               [&] { targets.load(encoder(), true, 0, batch); });
   write_whole(file, "no such thing", "test");
   expect_error(Errc::kIo, "0000000000.safetensors",
                [&] { targets.load(encoder(), true, 0, batch); });
