@@ -17,7 +17,15 @@ namespace {
 namespace fs = std::filesystem;
 
 // A folder that is there must be a demo's: models in it are replaced.
-void expect_place(const std::string& out) {
+void expect_place(const DemoFlags& flags) {
+  const std::string& out = flags.out;
+  const bool goes_on = has_demo_state(out);
+  if (goes_on && !flags.resume) {
+    throw Error(Errc::kIo, out +
+                               "/state: holds a demo that is not done; --resume goes on with it, "
+                               "and once that folder is removed one begins anew");
+  }
+  if (!goes_on && flags.resume) remark(out + "/state: holds no demo yet, one begins");
   std::error_code reason;
   if (!fs::exists(out, reason)) return;
   const bool is_ours = fs::exists(fs::path(out) / "demo.json", reason);
@@ -49,7 +57,7 @@ void print_tables(const DemoResult& result) {
 }
 
 void demo(const Globals& globals, const DemoFlags& flags) {
-  expect_place(flags.out);
+  expect_place(flags);
   const Interrupts interrupts("stopping after this step");
   const DemoResult result = run_demo(globals, flags);
   if (globals.json) return print_json(to_json(result));
@@ -69,7 +77,9 @@ void add_demo(CLI::App& app, const Globals& globals) {
       "and tells how well each does.",
       "Examples:\n"
       "  mlxtape demo\n"
-      "  mlxtape demo --seconds 30 --out quick --seed 7");
+      "  mlxtape demo --seconds 30 --out quick --seed 7\n"
+      "\n"
+      "Ctrl-C, a full disk or a crash lose little: the same command with --resume goes on.");
   command->group("Models");
   const auto flags = std::make_shared<DemoFlags>();
   command->add_option("--out", flags->out, "the folder for models, report.html and demo.json")
@@ -86,6 +96,9 @@ void add_demo(CLI::App& app, const Globals& globals) {
   command->add_option("--seed", flags->seed, "of weights, questions and their order")
       ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 32))
       ->type_name("N");
+  command->add_flag("--resume", flags->resume,
+                    "go on with a demo in --out that was stopped, to the same bits; begins where "
+                    "there is none");
   command->callback([&globals, flags] { demo(globals, *flags); });
 }
 

@@ -65,15 +65,25 @@ struct DemoResult {
 
 struct DemoFlags {
   std::string out = "mlxtape-demo";
+  bool resume = false;
   // What 98 to 99 % of the answers right take: on two cores less than two minutes.
   std::int64_t iterations = 1800, cases = 2000;
   double seconds = 0;  // above 0: no more iterations than fit into about so many in all
   std::uint64_t seed = 1;
 };
-// Writes the models, demo.json and report.html to out. Stops where Interrupts asks to.
+// Writes the models, demo.json and report.html to out. Until it is done out/state holds what it goes on from, to the same
+// bits: the states of training and distillation, and progress.json. Where Interrupts asks to stop it says how to go on and
+// ends with kInterrupted.
 DemoResult run_demo(const Globals& globals, const DemoFlags& flags);
+// Is there a run in out that is not done?
+bool has_demo_state(const std::string& out);
 
 formats::Json to_json(const DemoResult& result);
+
+// What a run has found out that no state of a training holds: steps to make, held-out scores, kernels, times, memory.
+formats::Json demo_progress(const DemoResult& result);
+// The other way. Throws kIo where it is no such thing.
+void read_demo_progress(const formats::Json& progress, DemoResult& result);
 
 // Bytes that a model wrote, which may be anything: those that are no printable ASCII as '?'.
 std::string printable(const std::string& bytes);

@@ -22,6 +22,26 @@ Json of_points(const std::vector<jobs::FitPoint>& points) {
   return rows;
 }
 
+Json of_kernels(const std::vector<KernelTime>& kernels) {
+  Json::Array rows;
+  for (const KernelTime& kernel : kernels) {
+    rows.emplace_back(
+        Json::Object{{"name", kernel.name}, {"calls", kernel.calls}, {"seconds", kernel.seconds}});
+  }
+  return rows;
+}
+
+Json of_stages(const std::vector<std::pair<std::string, double>>& stages) {
+  Json result = Json::Object{};
+  for (const auto& [name, seconds] : stages) result.set(name, seconds);
+  return result;
+}
+
+const Json& at(const Json& json, const char* key) {
+  if (const Json* found = json.find(key)) return *found;
+  throw Error(Errc::kIo, "a demo's progress.json must have \"" + std::string(key) + "\"");
+}
+
 Json of_model(const DemoModel& model) {
   Json::Array answers;
   for (const std::string& answer : model.answers) answers.emplace_back(printable(answer));
@@ -73,15 +93,10 @@ double DemoResult::removed() const {
 }
 
 Json to_json(const DemoResult& result) {
-  Json machine = Json::Object{}, stages = Json::Object{};
+  Json machine = Json::Object{};
   for (const auto& [name, value] : result.machine) machine.set(name, value);
-  for (const auto& [name, seconds] : result.stages) stages.set(name, seconds);
-  Json::Array models, kernels, questions;
+  Json::Array models, questions;
   for (const DemoModel& model : result.models) models.push_back(of_model(model));
-  for (const KernelTime& kernel : result.kernels) {
-    kernels.emplace_back(
-        Json::Object{{"name", kernel.name}, {"calls", kernel.calls}, {"seconds", kernel.seconds}});
-  }
   for (const jobs::TaskCase& one : result.questions) {
     questions.emplace_back(Json::Object{{"prompt", one.prompt}, {"answer", one.answer}});
   }
@@ -99,10 +114,60 @@ Json to_json(const DemoResult& result) {
                       {"questions", std::move(questions)},
                       {"traced_steps", result.traced_steps},
                       {"traced_seconds", result.traced_seconds},
-                      {"kernels", std::move(kernels)},
-                      {"stages", std::move(stages)},
+                      {"kernels", of_kernels(result.kernels)},
+                      {"stages", of_stages(result.stages)},
                       {"peak_bytes", static_cast<std::int64_t>(result.peak_bytes)},
                       {"seconds", result.seconds}};
+}
+
+Json demo_progress(const DemoResult& result) {
+  Json::Array points;
+  for (const DemoPoint& point : result.points) {
+    Json::Array right, cases;
+    for (const jobs::TaskScore& score : point.scores.of) {
+      right.emplace_back(score.right);
+      cases.emplace_back(score.cases);
+    }
+    points.emplace_back(Json::Object{
+        {"step", point.step}, {"right", std::move(right)}, {"cases", std::move(cases)}});
+  }
+  return Json::Object{
+      {"iterations", result.iterations},
+      {"held_out", std::move(points)},
+      {"traced_steps", result.traced_steps},
+      {"traced_seconds", result.traced_seconds},
+      {"kernels", of_kernels(result.kernels)},
+      {"stages", of_stages(result.stages)},
+      {"training_peak_bytes", static_cast<std::int64_t>(result.training.peak_bytes)},
+      {"peak_bytes", static_cast<std::int64_t>(result.peak_bytes)}};
+}
+
+void read_demo_progress(const Json& progress, DemoResult& result) {
+  result.iterations = at(progress, "iterations").integer();
+  for (const Json& row : at(progress, "held_out").array()) {
+    DemoPoint point{at(row, "step").integer(), {}};
+    const Json::Array &right = at(row, "right").array(), &cases = at(row, "cases").array();
+    if (right.size() != jobs::kTasks || cases.size() != jobs::kTasks) {
+      throw Error(Errc::kIo, "a demo's progress.json must have a score for each of " +
+                                 std::to_string(jobs::kTasks) + " tasks");
+    }
+    for (std::size_t t = 0; t < jobs::kTasks; ++t) {
+      point.scores.of[t] = {right[t].integer(), cases[t].integer()};
+    }
+    result.points.push_back(point);
+  }
+  result.traced_steps = at(progress, "traced_steps").integer();
+  result.traced_seconds = at(progress, "traced_seconds").number();
+  for (const Json& row : at(progress, "kernels").array()) {
+    result.kernels.push_back(
+        {at(row, "name").string(), at(row, "calls").integer(), at(row, "seconds").number()});
+  }
+  for (const auto& [name, seconds] : at(progress, "stages").object()) {
+    result.stages.emplace_back(name, seconds.number());
+  }
+  result.training.peak_bytes =
+      static_cast<std::size_t>(at(progress, "training_peak_bytes").integer());
+  result.peak_bytes = static_cast<std::size_t>(at(progress, "peak_bytes").integer());
 }
 
 }  // namespace mlxtape::cli

@@ -19,6 +19,7 @@
 #include "output.h"
 #include "progress.h"
 #include "report.h"
+#include "training.h"
 
 namespace mlxtape::cli {
 
@@ -36,6 +37,8 @@ constexpr double kDwqRate = 1e-3;
 constexpr std::int64_t kDwqShare = 6;  // a step for each so many of training
 constexpr std::int64_t kTracedSteps = 8, kQuestions = 2 * jobs::kTasks;
 constexpr double kTrainingShare = 0.6;  // of all seconds
+constexpr const char *kTraining = "training", *kDistilling = "distilling";
+constexpr const char *kState = "state", *kProgress = "state/progress.json";
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -47,6 +50,8 @@ class Demo {
       : globals_(globals), flags_(flags), encoder_(globals.device().make_encoder()) {}
 
   const DemoResult& run();
+  // Of training, which is there as long as there is anything to go on from.
+  StateFlags state() const { return state_of(kTraining); }
 
  private:
   // Seeds of different things must not meet.
@@ -60,14 +65,22 @@ class Demo {
             .by_length = false};
   }
   void stage(const std::string& name);  // the one before has ended
+  [[noreturn]] void stop();
+  void keep();  // progress.json, with the time up to now
+  double& seconds_of(const std::string& stage);
+  StateFlags state_of(const std::string& job) const;
   void begin();
+  void go_on();
   jobs::TrainOptions training(std::int64_t iterations) const;
   void choose_iterations();
   void train();
-  void mark(std::int64_t step, Progress& progress);
+  jobs::FitHooks watch(const std::string& title, std::int64_t iterations);
+  void mark(std::int64_t step);
+  void trace(std::int64_t step);
   void add_kernels(const std::string& trace);
   void count_routes();
   void distil();
+  void forget();
   void add(const std::string& name, const std::string& folder, const models::Model& model);
 
   const Globals& globals_;
@@ -79,24 +92,75 @@ class Demo {
   models::Model model_, student_;
   models::Model reference_;  // the full one, as it was saved
   std::string stage_;
-  Clock::time_point begun_ = Clock::now(), stage_begun_ = begun_;
+  Clock::time_point stage_begun_;
+  // Of the loop that is under way.
+  std::unique_ptr<Progress> bar_;
+  double loss_ = 0;
+  std::int64_t resumed_ = 0, traced_from_ = 0;
+  std::shared_ptr<Trace> trace_;
+  Clock::time_point traced_begun_;
+  Clock::duration scoring_{};  // in all: not counted in rates and traced times
 };
 
 void Demo::stage(const std::string& name) {
-  if (!stage_.empty()) result_.stages.emplace_back(stage_, since(stage_begun_));
-  if (Interrupts::asked()) {
-    remark(result_.models.empty() ? "stopped before a model was saved"
-                                  : "stopped; what was saved before is in " + flags_.out);
-    throw Exit{kInterrupted};
-  }
+  if (!stage_.empty()) keep();
+  if (Interrupts::asked()) stop();
   stage_ = name;
   stage_begun_ = Clock::now();
+}
+
+void Demo::stop() {
+  if (!has_demo_state(flags_.out)) {
+    remark("stopped before there was anything to keep");
+    throw Exit{kInterrupted};
+  }
+  const std::string command = globals_.again_with("--resume");
+  if (globals_.json) {
+    print_json(Json::Object{
+        {"interrupted", true}, {"stage", stage_}, {"state", path(kState)}, {"resume", command}});
+  }
+  remark("stopped while " + stage_ + ", which is kept in " + path(kState) + "; to go on:\n  " +
+         command);
+  throw Exit{kInterrupted};
+}
+
+double& Demo::seconds_of(const std::string& stage) {
+  for (auto& [name, seconds] : result_.stages) {
+    if (name == stage) return seconds;
+  }
+  return result_.stages.emplace_back(stage, 0).second;
+}
+
+void Demo::keep() {
+  seconds_of(stage_) += since(stage_begun_);
+  stage_begun_ = Clock::now();
+  Device& device = encoder_->device();
+  const std::size_t peak = device.memory().stats().peak;
+  if (stage_ == kTraining) {
+    result_.training.peak_bytes = std::max(result_.training.peak_bytes, peak);
+  }
+  result_.peak_bytes = std::max(result_.peak_bytes, peak_memory(device, peak));
+  write_whole(path(kProgress), demo_progress(result_).dump(2) + "\n", "demo");
+}
+
+StateFlags Demo::state_of(const std::string& job) const {
+  StateFlags state;
+  state.folder = path(std::string(kState) + "/" + job);
+  state.resume = flags_.resume;
+  return state;
+}
+
+// Scores of steps after the state are found out again.
+void Demo::go_on() {
+  const std::string file = path(kProgress);
+  read_demo_progress(Json::parse(read_whole(file, "demo"), file), result_);
 }
 
 void Demo::begin() {
   stage("preparing");
   std::error_code reason;
   fs::create_directories(path("tokenizer"), reason);
+  if (!reason) fs::create_directories(path(kState), reason);
   if (reason) {
     throw Error(Errc::kIo,
                 flags_.out + ": must be a folder that can be made, got " + reason.message());
@@ -152,6 +216,7 @@ jobs::TrainOptions Demo::training(std::int64_t iterations) const {
 
 // As many as fit into the time that was asked for, by the time of a few.
 void Demo::choose_iterations() {
+  if (flags_.seconds > 0 && result_.iterations > 0) return;  // as the run began
   result_.iterations = flags_.iterations;
   if (flags_.seconds <= 0) return;
   constexpr std::int64_t kCold = 2, kTimed = 4;
@@ -170,8 +235,16 @@ void Demo::choose_iterations() {
   result_.iterations = std::clamp<std::int64_t>(fit, 1, flags_.iterations);
 }
 
-void Demo::mark(std::int64_t step, Progress& progress) {
+void Demo::mark(std::int64_t step) {
+  const auto start = Clock::now();
+  if (trace_ != nullptr) {
+    encoder_->commit_and_wait();
+    encoder_->set_trace(nullptr);
+  }
   result_.points.push_back({step, jobs::score_tasks(*encoder_, model_, held_)});
+  keep();
+  if (trace_ != nullptr) encoder_->set_trace(trace_);
+  scoring_ += Clock::now() - start;
   if (globals_.quiet) return;
   const jobs::TaskScores& scores = result_.points.back().scores;
   std::string line = "step " +
@@ -186,55 +259,94 @@ void Demo::mark(std::int64_t step, Progress& progress) {
     line += (t == 0 ? "" : ", ") + std::string(jobs::name_of(static_cast<jobs::Task>(t))) +
             percent(scores.of[t].share());
   }
-  progress.line(line + ")");
+  bar_->line(line + ")");
+}
+
+// Kernels of a few steps in the middle, or the first ones after it where a run was stopped there.
+void Demo::trace(std::int64_t step) {
+  const std::int64_t n = result_.iterations;
+  if (trace_ == nullptr && result_.kernels.empty() && step >= n / 2 && step < n) {
+    encoder_->commit_and_wait();
+    trace_ = std::make_shared<Trace>();
+    encoder_->set_trace(trace_);
+    traced_from_ = step;
+    traced_begun_ = Clock::now() - scoring_;
+  } else if (trace_ != nullptr && (step == n || step == traced_from_ + kTracedSteps)) {
+    encoder_->commit_and_wait();
+    result_.traced_seconds = since(traced_begun_ + scoring_);
+    encoder_->set_trace(nullptr);
+    result_.traced_steps = step - traced_from_;
+    add_kernels(trace_->json());
+    trace_ = nullptr;
+  }
+}
+
+jobs::FitHooks Demo::watch(const std::string& title, std::int64_t iterations) {
+  const auto show = [this, title, iterations](std::int64_t start) {
+    Progress::Options options;
+    options.start = start;
+    bar_ = std::make_unique<Progress>(title, iterations, globals_, options);
+  };
+  show(0);
+  loss_ = 0;
+  jobs::FitHooks hooks;
+  hooks.stop = [] {
+    return Interrupts::asked();
+  };
+  hooks.on_report = [this](const jobs::FitPoint& point) {
+    loss_ = point.loss;
+  };
+  hooks.on_resumed = [this, show](std::int64_t step) {
+    show(step);
+    resumed_ = step;
+    if (!globals_.quiet) bar_->line(stage_ + " goes on after step " + std::to_string(step));
+  };
+  return hooks;
 }
 
 void Demo::train() {
-  stage("training");
+  stage(kTraining);
   const std::int64_t n = result_.iterations;
   const auto samples =
       jobs::task_samples(jobs::task_cases(TaskSide::kTraining, seed(2), n * kLines));
   for (const jobs::Sample& sample : samples) result_.tokens += std::ssize(sample.tokens) - 1;
   const double tokens_per_step = static_cast<double>(result_.tokens) / static_cast<double>(n);
+  const std::int64_t every = std::max<std::int64_t>(1, n / kPoints);
 
-  Progress progress("training", n, globals_);
-  const auto start = Clock::now();
-  double scoring = 0, loss = 0;
-  const auto trace = std::make_shared<Trace>();
-  Clock::time_point traced;
-  const std::int64_t first = n / 2, last = std::min(n, first + kTracedSteps);
-  jobs::FitHooks hooks;
-  hooks.stop = [] {
-    return Interrupts::asked();
-  };
-  hooks.on_report = [&](const jobs::FitPoint& point) {
-    loss = point.loss;
+  jobs::FitHooks hooks = watch(kTraining, n);
+  if (result_.points.empty()) mark(0);
+  const auto start = Clock::now() - scoring_;
+  const auto goes_on = hooks.on_resumed;
+  hooks.on_resumed = [&](std::int64_t step) {
+    goes_on(step);
+    std::erase_if(result_.points, [&](const DemoPoint& point) { return point.step > step; });
   };
   hooks.on_step = [&](std::int64_t step) {
-    if (step == last) {
-      encoder_->commit_and_wait();
-      result_.traced_seconds = since(traced);
-      encoder_->set_trace(nullptr);
-    }
-    if (step == n || step % std::max<std::int64_t>(1, n / kPoints) == 0) {
-      const auto before = Clock::now();
-      mark(step, progress);
-      scoring += since(before);
-    }
-    const double rate = tokens_per_step * static_cast<double>(step) / (since(start) - scoring);
-    const std::string known = loss > 0 ? "loss " + fixed(loss, 3) + ", " : "";
-    progress.at(step, known + fixed(rate, 0) + " tokens/s");
-    if (step == first && first < last) {
-      encoder_->commit_and_wait();
-      encoder_->set_trace(trace);
-      traced = Clock::now();
-    }
+    if (trace_ != nullptr) trace(step);
+    if (step == n || step % every == 0) mark(step);
+    const double rate =
+        tokens_per_step * static_cast<double>(step - resumed_) / since(start + scoring_);
+    const std::string known = loss_ > 0 ? "loss " + fixed(loss_, 3) + ", " : "";
+    bar_->at(step, known + fixed(rate, 0) + " tokens/s");
+    if (trace_ == nullptr) trace(step);
   };
-  mark(0, progress);
-  result_.training = jobs::train(*encoder_, model_, {samples, {}, {}}, training(n), hooks).fit;
+  jobs::TrainOptions options = training(n);
+  const StateFlags state = state_of(kTraining);
+  options.fit.folder = state.folder;
+  options.fit.resume = state.resume;
+  options.fit.save_every = every;
+  options.fit.fingerprint = {{"cases", std::to_string(flags_.cases)}};
+  const double seconds = seconds_of(kTraining);
+  jobs::FitResult fit = jobs::train(*encoder_, model_, {samples, {}, {}}, options, hooks).fit;
   encoder_->set_trace(nullptr);
-  if (first < last) result_.traced_steps = last - first;
-  add_kernels(trace->json());
+  bar_ = nullptr;
+  if (fit.stopped) {
+    keep();
+    stop();
+  }
+  fit.seconds += seconds;
+  fit.peak_bytes = std::max(fit.peak_bytes, result_.training.peak_bytes);
+  result_.training = std::move(fit);
 }
 
 void Demo::add_kernels(const std::string& trace) {
@@ -314,35 +426,45 @@ void Demo::add(const std::string& name, const std::string& folder, const models:
 }
 
 void Demo::distil() {
-  stage("distilling");
+  stage(kDistilling);
+  const StateFlags state = state_of(kDistilling);
   jobs::DwqOptions o;
   o.learning_rate = kDwqRate;
   o.iterations = std::max<std::int64_t>(1, result_.iterations / kDwqShare);
   o.report_every = std::max<std::int64_t>(1, o.iterations / 30);
-  o.validate_every = o.save_every = 0;
+  o.validate_every = 0;
+  o.save_every = std::max<std::int64_t>(1, o.iterations / kPoints);
+  o.folder = state.folder;
+  o.resume = state.resume;
   o.others = true;
   const auto lines = [&](std::uint64_t of, std::int64_t count) {
     return jobs::task_samples(jobs::task_cases(TaskSide::kTraining, seed(of), count));
   };
   const jobs::Batches train(lines(3, o.iterations * kLines), batches());
-  Progress progress("distilling", o.iterations, globals_);
-  double loss = 0;
-  jobs::FitHooks hooks;
-  hooks.stop = [] {
-    return Interrupts::asked();
-  };
-  hooks.on_report = [&](const jobs::FitPoint& point) {
-    loss = point.loss;
-  };
+  jobs::FitHooks hooks = watch(kDistilling, o.iterations);
   hooks.on_step = [&](std::int64_t step) {
-    progress.at(step, loss > 0 ? "divergence " + fixed(loss, 4) : "");
+    bar_->at(step, loss_ > 0 ? "divergence " + fixed(loss_, 4) : "");
+  };
+  hooks.on_saved = [&](std::int64_t) {
+    keep();
   };
   result_.dwq = jobs::dwq(*encoder_, student_, {&model_, nullptr}, train,
                           jobs::every_batch(lines(4, 4 * kLines), batches()), o, hooks);
+  bar_ = nullptr;
+  if (result_.dwq.fit.stopped) stop();
   if (!result_.dwq.warning.empty()) remark(result_.dwq.warning);
 }
 
+// Once all is written nothing is left to go on from. Training goes last: what is left without it is no run.
+void Demo::forget() {
+  for (const char* job : {kDistilling, kTraining}) jobs::remove_state(state_of(job).folder);
+  std::error_code ignored;
+  fs::remove(path(kProgress), ignored);
+  fs::remove(path(kState), ignored);
+}
+
 const DemoResult& Demo::run() {
+  if (flags_.resume && has_demo_state(flags_.out)) go_on();
   begin();
   choose_iterations();
   train();
@@ -354,17 +476,25 @@ const DemoResult& Demo::run() {
   distil();
   add("2 bits, DWQ", "2bit-dwq", student_);
   stage("");
-  result_.peak_bytes = peak_memory(encoder_->device(), result_.training.peak_bytes);
-  result_.seconds = since(begun_);
+  for (const auto& [name, seconds] : result_.stages) result_.seconds += seconds;
   write_whole(path("demo.json"), to_json(result_).dump(2) + "\n", "demo");
   write_whole(path("report.html"), report_page(result_), "demo");
+  forget();
   return result_;
 }
 
 }  // namespace
 
+bool has_demo_state(const std::string& out) {
+  const std::string state = out + "/" + kState + "/";
+  return jobs::has_state(state + kTraining) || jobs::has_state(state + kDistilling);
+}
+
 DemoResult run_demo(const Globals& globals, const DemoFlags& flags) {
-  return Demo(globals, flags).run();
+  Demo demo(globals, flags);
+  DemoResult result;
+  with_state(demo.state(), globals, [&] { result = demo.run(); });
+  return result;
 }
 
 }  // namespace mlxtape::cli
