@@ -71,9 +71,10 @@ gpu-package: build  ## tests and benchmark for a machine with an NVIDIA GPU, in 
 	@nm -C build/release/bin/unit_tests | grep -q 'mlxtape::cuda' || \
 	  { echo 'gpu-package: this build has no CUDA backend: install the CUDA toolkit (12.8 or newer), put nvcc into the PATH, make clean' >&2; exit 1; }
 	rm -rf build/gpu-package && mkdir -p build/gpu-package/peers
-	for program in op_tests unit_tests formats_tests mlxtape; do strip -o build/gpu-package/$$program build/release/bin/$$program || exit 1; done
+	for program in op_tests unit_tests formats_tests model_tests mlxtape; do strip -o build/gpu-package/$$program build/release/bin/$$program || exit 1; done
 	cp scripts/gpu_check.sh build/gpu-package
 	cp bench/peers/*.py build/gpu-package/peers
+	cp -r --parents tests/cli/*.sh tests/parity/golden tests/parity/golden_jobs examples/bytes scripts/kill_test.sh build/gpu-package
 
 lint: setup-lint build/release/build.ninja  ## check layout, bugs, layers, tree and that headers stand alone
 	JOBS=$(JOBS) scripts/lint.sh

@@ -1,18 +1,19 @@
 #!/bin/bash
 # Kills a run with -9 at random moments, goes on with it, and expects the bits of a run that was never killed.
 #
-#   scripts/kill_test.sh [train|lora|dwq] [--kills 50] [--seed 1] [--program build/release/bin/mlxtape]
+#   scripts/kill_test.sh [train|lora|dwq] [--kills 50] [--seed 1] [--device cpu] [--program build/release/bin/mlxtape]
 #
 # A run that is done before the last kill is compared, and another begins. At the end one line tells how many were. The moments
 # follow from the seed as far as the machine's clock does.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-command=train kills=50 seed=1 program=$root/build/release/bin/mlxtape
+command=train kills=50 seed=1 device=cpu program=$root/build/release/bin/mlxtape
 while [ $# -gt 0 ]; do
   case $1 in
     train | lora | dwq) command=$1 && shift ;;
     --kills) kills=$2 && shift 2 ;;
     --seed) seed=$2 && shift 2 ;;
+    --device) device=$2 && shift 2 ;;
     --program) program=$(cd "$(dirname "$2")" && pwd)/$(basename "$2") && shift 2 ;;
     *) echo "kill_test: no such argument: $1" >&2 && exit 2 ;;
   esac
@@ -38,7 +39,7 @@ for part in train:96 valid:8; do
 done
 
 # A save every 2 steps and a validation every 5: files are written most of the time. 'out' holds what is made.
-flags=(--device cpu --quiet --threads 1 --save-every 2 --steps-per-eval 5 --data data --learning-rate 1e-3 --resume)
+flags=(--device "$device" --quiet --threads 1 --save-every 2 --steps-per-eval 5 --data data --learning-rate 1e-3 --resume)
 case $command in
   train) run=(train --config packed/config.json --from-scratch --iters 60 "${flags[@]}" --out) ;;
   lora) run=(lora --model packed --train --iters 60 --dropout 0.1 --lora-keys q_proj --lora-keys v_proj "${flags[@]}" --adapter-path) ;;
