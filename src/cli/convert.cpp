@@ -120,8 +120,8 @@ models::Model quantized(CommandEncoder& encoder, const models::Model& model, con
       flags.rounding == "cpu" ? ops::QuantizeRule::kCpu : ops::QuantizeRule::kGpu);
   if (packed == 0) {
     called_wrongly(
-        "no weight was packed: the group size divides the rows of none; try "
-        "--q-group-size 32");
+        "no weight was packed: the group size divides the rows of none, where --q-module does not "
+        "leave them as they are; try --q-group-size 32");
   }
   if (left > 0 && !globals.quiet) {
     progress.line(std::to_string(left) + " modules stay as they are: the group size does not " +

@@ -44,7 +44,6 @@ void expect_flags(const Flags& flags) {
         "--data-path, texts to measure by (mlx-lm downloads some), or --sensitivities is needed");
   }
   if (flags.report && flags.rows.data.empty()) called_wrongly("--report-ppl needs --data-path");
-  if (!std::isfinite(flags.target)) called_wrongly("--target-bpw must be a finite number");
   const models::Packing low = flags.packing.low, high = flags.packing.high;
   if (high.bits < low.bits || (high.bits == low.bits && high.group_size >= low.group_size)) {
     called_wrongly("--high-bits must be above --low-bits, or its groups smaller");
@@ -91,6 +90,7 @@ void dynamic_quant(const Globals& globals, const Flags& flags) {
   Device& device = globals.device();
   const auto encoder = device.make_encoder();
   const models::Model model = load_model(flags.model, *encoder, globals);
+  jobs::require_target(model, flags.target, flags.packing);  // before long work
   const jobs::Sensitivities values = flags.sensitivities.empty()
                                          ? measure(*encoder, model, samples, flags, globals)
                                          : jobs::read_sensitivities(flags.sensitivities);

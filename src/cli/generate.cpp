@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "command.h"
+#include "formats/utf8.h"
 #include "interrupt.h"
 #include "mlxtape/base/files.h"
 #include "model_flags.h"
@@ -42,6 +43,8 @@ std::vector<std::string> read_prompts(const Flags& flags) {
                                     : unescaped(prompt));
   }
   for (const std::string& file : flags.files) prompts.push_back(read_whole(file, "--prompt-file"));
+  // As the tokenizer takes them.
+  for (std::string& prompt : prompts) prompt = formats::replace_invalid_utf8(prompt);
   if (prompts.empty()) called_wrongly("a prompt is needed: --prompt or --prompt-file");
   return prompts;
 }

@@ -8,6 +8,7 @@
 #include <new>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include "backends/cpu/targets.h"
@@ -130,6 +131,12 @@ void keep_standard_files() {
   std::signal(SIGXFSZ, SIG_IGN);
 }
 
+// Is stdout a pipe that nobody reads any more?
+bool reader_left() {
+  pollfd out{STDOUT_FILENO, POLLOUT, 0};
+  return ::poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -176,7 +183,8 @@ int main(int argc, char** argv) {
   int status = run(app, argc, argv);
   std::cout.flush();
   if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout) && status != kFailed) {
-    std::fprintf(stderr, "mlxtape: the output must be writable, and is not\n");
+    // A reader that has seen enough (head) needs no word of it.
+    if (!reader_left()) std::fprintf(stderr, "mlxtape: the output must be writable, and is not\n");
     status = kFailed;
   }
   return status;

@@ -27,7 +27,7 @@ void expect_model(const std::string& directory) {
   const fs::file_status there = fs::status(directory, reason);
   if (!fs::exists(there)) {
     throw Error(Errc::kIo, directory + ": there is no such directory; models are not downloaded, " +
-                               "so --model must be one on this machine");
+                               "so it must be one on this machine");
   }
   if (!fs::is_directory(there)) {
     throw Error(Errc::kIo, directory + ": must be a model's directory, got a file");
@@ -101,6 +101,9 @@ void AnswerFlags::add_to(CLI::App& command) {
 
 jobs::GenerateOptions AnswerFlags::for_tokenizer(const formats::Tokenizer& tokenizer) const {
   require(jobs::sampling_check(options.sampling));
+  for (const std::string& text : options.stop_strings) {
+    if (text.empty()) called_wrongly("--stop must be some text, got none");
+  }
   jobs::GenerateOptions result = options;
   for (const std::string& end : extra_ends) {
     const std::optional<formats::TokenId> id = tokenizer.id_of(end);

@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include <filesystem>
+
 #include "model_flags.h"
 #include "output.h"
 #include "places.h"
@@ -110,7 +112,8 @@ jobs::DataSet LoopFlags::read(const formats::Tokenizer& tokenizer) const {
 
 void StateFlags::add_to(CLI::App& command, const std::string& without) {
   const char* const group = "Validation and saves";
-  if (without.empty()) {
+  beside = without.empty();
+  if (beside) {
     command
         .add_option("--state", folder,
                     "where the run is kept while it is not done [the output's name with .state]")
@@ -130,6 +133,12 @@ void StateFlags::add_to(CLI::App& command, const std::string& without) {
 
 void StateFlags::expect(const std::string& out, const Globals& globals) {
   if (folder.empty()) folder = without_slash(out) + ".state";
+  const auto whole = [](const std::string& path) {
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path));
+  };
+  if (beside && whole(folder) == whole(without_slash(out))) {
+    called_wrongly("--state must be another folder than what is made, got " + folder + " for both");
+  }
   const bool there = jobs::has_state(folder);
   if (there && !resume) {
     throw Error(Errc::kIo, folder +

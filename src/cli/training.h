@@ -33,6 +33,7 @@ struct LoopFlags {
 struct StateFlags {
   std::string folder;
   bool resume = false, keep = false;
+  bool beside = true;  // the output, not in it
 
   // without: the folder that the run has anyway, e.g. --adapter-path; no --state then.
   void add_to(CLI::App& command, const std::string& without = "");

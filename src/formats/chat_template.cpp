@@ -15,8 +15,8 @@ struct ParsedTemplate {
 
 namespace {
 
-Error at_line(const std::string& source, int line, const char* what) {
-  return {Errc::kArgument, source + ": line " + std::to_string(line) + ": " + what};
+Error at_line(Errc code, const std::string& source, int line, const char* what) {
+  return {code, source + ": line " + std::to_string(line) + ": " + what};
 }
 
 }  // namespace
@@ -24,11 +24,11 @@ Error at_line(const std::string& source, int line, const char* what) {
 ChatTemplate::ChatTemplate(std::string_view text, std::string source)
     : text_(text), source_(std::move(source)) {
   if (!is_valid_utf8(text_))
-    throw Error(Errc::kArgument, source_ + ": a chat template must be valid UTF-8");
+    throw Error(Errc::kIo, source_ + ": a chat template must be valid UTF-8");
   try {
     parsed_ = std::make_shared<const ParsedTemplate>(ParsedTemplate{jinja::parse(text_)});
   } catch (const jinja::Syntax& s) {
-    throw at_line(source_, s.line, s.what());
+    throw at_line(Errc::kIo, source_, s.line, s.what());
   }
 }
 
@@ -52,7 +52,7 @@ std::string ChatTemplate::render(const Json& messages, const ChatOptions& option
     }
     return runner.run(parsed_->body, std::move(globals.names));
   } catch (const jinja::Fault& f) {
-    throw at_line(source_, runner.line(), f.what());
+    throw at_line(Errc::kArgument, source_, runner.line(), f.what());
   }
 }
 

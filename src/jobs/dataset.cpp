@@ -171,10 +171,10 @@ std::string file_of(const std::string& folder, const std::string& name) {
   return has_text ? text : "";
 }
 
-std::vector<Sample> read_train(const std::string& file, const Tokenizer& tokenizer,
-                               const DataOptions& options) {
+std::vector<Sample> read_some(const std::string& file, const Tokenizer& tokenizer,
+                              const DataOptions& options) {
   std::vector<Sample> samples = read_samples(file, tokenizer, options);
-  if (samples.empty()) fail(file, "must hold something to learn from, got an empty file");
+  if (samples.empty()) fail(file, "must hold samples, or not be there, got an empty file");
   return samples;
 }
 
@@ -212,7 +212,7 @@ DataSet read_data(const std::string& path, const Tokenizer& tokenizer, const Dat
   std::error_code none;
   if (!std::filesystem::exists(path, none)) fail(path, "must be a file or a folder, got nothing");
   if (!std::filesystem::is_directory(path, none)) {
-    return {read_train(path, tokenizer, options), {}, {}};
+    return {read_some(path, tokenizer, options), {}, {}};
   }
   const std::string train = file_of(path, "train"), valid = file_of(path, "valid"),
                     test = file_of(path, "test");
@@ -220,9 +220,9 @@ DataSet read_data(const std::string& path, const Tokenizer& tokenizer, const Dat
     fail(path, "must hold train, valid or test, each .jsonl or .txt, got none of them");
   }
   DataSet data;
-  if (!train.empty()) data.train = read_train(train, tokenizer, options);
-  if (!valid.empty()) data.valid = read_samples(valid, tokenizer, options);
-  if (!test.empty()) data.test = read_samples(test, tokenizer, options);
+  if (!train.empty()) data.train = read_some(train, tokenizer, options);
+  if (!valid.empty()) data.valid = read_some(valid, tokenizer, options);
+  if (!test.empty()) data.test = read_some(test, tokenizer, options);
   return data;
 }
 

@@ -105,12 +105,24 @@ double bits_per_weight(const models::Model& model, const models::PackingRule& ru
   return 8 * static_cast<double>(bytes) / static_cast<double>(elements);
 }
 
-DynamicPacking choose_packing(const models::Model& model, const Sensitivities& values,
-                              double target_bits, const DynamicQuantOptions& options) {
+void require_target(const models::Model& model, double target_bits,
+                    const DynamicQuantOptions& options) {
   check_packings(options, model.dtype());
   if (!std::isfinite(target_bits)) {
-    wrong("the target must be finite, got " + std::to_string(target_bits));
+    wrong("the target must be a finite number, got " + std::to_string(target_bits));
   }
+  const double least = bits_per_weight(model, [&](const std::string& path, const Shape& shape) {
+    return packing_of(path, shape, options, false);
+  });
+  if (least > target_bits) {
+    wrong("the target must be at least the " + std::to_string(least) +
+          " bits per weight that the model has with low alone, got " + std::to_string(target_bits));
+  }
+}
+
+DynamicPacking choose_packing(const models::Model& model, const Sensitivities& values,
+                              double target_bits, const DynamicQuantOptions& options) {
+  require_target(model, target_bits, options);
   const std::map<std::string, double> of(values.begin(), values.end());
   models::Weights weights = model.weights;
   std::set<std::string> known;
@@ -152,10 +164,6 @@ DynamicPacking choose_packing(const models::Model& model, const Sensitivities& v
   const std::vector<double> all(levels.begin(), levels.end());
   std::size_t first = 0, last = all.size() - 1;
   DynamicPacking best = packing_at(all[last]);
-  if (best.bits_per_weight > target_bits) {
-    wrong("the target must be at least the " + std::to_string(best.bits_per_weight) +
-          " bits per weight that the model has with low alone, got " + std::to_string(target_bits));
-  }
   while (first < last) {
     const std::size_t middle = (first + last) / 2;
     DynamicPacking p = packing_at(all[middle]);

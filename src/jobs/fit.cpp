@@ -126,6 +126,12 @@ void Fit::begin() {
       }
       folder_.write_best(encoder_, slots_, progress_);
     }
+    if (progress_.step > options_.iterations) {
+      throw wrong(Errc::kArgument,
+                  "the run has " + std::to_string(progress_.step) +
+                      " steps behind it, so iterations must be at least that, got " +
+                      std::to_string(options_.iterations));
+    }
     if (hooks_.on_resumed) hooks_.on_resumed(progress_.step);
   }
   rate_ = encoder_.zeros({1}, DType::kF32);

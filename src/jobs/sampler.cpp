@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "mix.h"
+#include "mlxtape/jobs/not_finite.h"
 
 namespace mlxtape::jobs {
 
@@ -42,9 +43,9 @@ std::int32_t Sampler::operator()(std::span<float> logits, std::span<const std::i
     }
   }
   if (best < 0 || !std::isfinite(most)) {
-    throw Error(Errc::kArgument,
-                "sampling: the logits have no largest finite number: the model's weights or its "
-                "input are broken");
+    throw NotFinite(
+        "sampling: the logits have no largest finite number: the model's weights or its input are "
+        "broken");
   }
   if (options_.temperature == 0) return best;
   gather(logits, most);

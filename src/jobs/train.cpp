@@ -135,8 +135,8 @@ TrainResult train_part(CommandEncoder& encoder, const models::Model& model, cons
   const std::vector<Trainable>& trainables = part.trainables;
 
   FitOptions how = options.fit;
-  how.fingerprint["train"] = batches.fingerprint();
-  how.fingerprint["valid"] = fingerprint(valid);
+  how.fingerprint["training data"] = batches.fingerprint();
+  how.fingerprint["validation data"] = fingerprint(valid);
   how.fingerprint["model"] = model.config.json.dump(-1, true);
   how.fingerprint["dtype"] = name_of(model.dtype());
   how.fingerprint["checkpoint"] = options.checkpoint ? "on" : "off";

@@ -1,12 +1,12 @@
 #!/bin/sh
-# jobs_test.sh <mlxtape>: the commands that train, pack and measure, on a tiny model: results, files, errors, Ctrl-C.
+# jobs_test.sh <mlxtape> [device]: the commands that train, pack and measure, on a tiny model: results, files, errors, Ctrl-C.
 # shellcheck disable=SC2086,SC1091,SC2154  # flags that are several words; expect.sh
 set -u
 program=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/expect.sh"
 cd "$folder" || exit 1
-cpu="--device cpu"
+on="--device ${2:-cpu}"
 
 # A model whose vocabulary is the bytes below 64, packed and not, and sums to learn: 12+3=15.
 cp -r "$here/../parity/golden/qwen3_next_q4" packed && chmod -R u+w packed
@@ -59,20 +59,20 @@ interrupted() {
 # ---- train ----
 
 steps="--iters 6 --batch-size 8 --steps-per-report 3 --steps-per-eval 3 --save-every 2"
-scratch="$cpu --config packed/config.json --from-scratch --data data $steps"
+scratch="$on --config packed/config.json --from-scratch --data data $steps"
 expect 0 "validation loss" train $scratch --out new
 expect 0 "qwen3_next, f32" inspect new
-expect 0 "tokens/s" generate $cpu --model new -p '1+1=' -m 4
+expect 0 "tokens/s" generate $on --model new -p '1+1=' -m 4
 [ ! -e new.state ] || complain "train left new.state"
 expect 0 '"best_validation_loss"' train $scratch --out again --json --keep-state
 same_files new/model.safetensors again/model.safetensors "the same run twice"
 [ -e again.state/state.safetensors ] || complain "train --keep-state kept nothing"
 expect 0 "steps" train $scratch --out threads --threads 1
 same_files new/model.safetensors threads/model.safetensors "a run on one thread"
-expect 0 "validation loss" train $cpu --model model --data data $steps --out tuned --dtype bfloat16 \
+expect 0 "validation loss" train $on --model model --data data $steps --out tuned --dtype bfloat16 \
   --schedule cosine --warmup 2 --grad-accumulation-steps 2 --grad-checkpoint --mask-prompt
 expect 0 "qwen3_next, bf16" inspect tuned
-expect 0 "after step" train $cpu --model packed --data data/train.jsonl $steps --out scales
+expect 0 "after step" train $on --model packed --data data/train.jsonl $steps --out scales
 expect 0 "4 bits" inspect scales
 
 expect 1 "new: is there already; --force replaces it" train $scratch --out new
@@ -81,23 +81,26 @@ expect 1 "again.state: holds a run that is not done; --resume goes on" train $sc
 expect 1 "--force replaces models alone" train $scratch --out data --force
 expect 1 "must be a directory or absent" train $scratch --out data/test.jsonl --force
 expect 1 "must be a writable directory" train $scratch --out data/test.jsonl/x
-expect 2 "one of --model" train $cpu --data data --out no
+expect 2 "one of --model" train $on --data data --out no
 expect 2 "one of --model" train $scratch --model model --out no
-expect 2 "it needs --from-scratch" train $cpu --config packed/config.json --data data --out no
+expect 2 "it needs --from-scratch" train $on --config packed/config.json --data data --out no
 expect 2 "--out is required" train $scratch
-expect 2 "--data is required" train $cpu --model model --out no
+expect 2 "--data is required" train $on --model model --out no
 expect 2 "--iters" train $scratch --out no --iters 0
+expect 2 "--state must be another folder" train $scratch --out no --state ./no
+mkdir silent && cp data/train.jsonl silent && : >silent/valid.jsonl
+expect 1 "silent/valid.jsonl: must hold samples, or not be there" train $scratch --out no --data silent
 expect 2 "--learning-rate must be above 0" train $scratch --out no --learning-rate -1
 expect 2 "--weight-decay must be at least 0" train $scratch --out no --weight-decay -1
 expect 2 "clip must be at least 0" train $scratch --out no --clip -1
 expect 2 "at least batch_size = 100 samples, got 48" train $scratch --out no --batch-size 100
-expect 1 "nowhere: must be a file or a folder" train $cpu --model model --data nowhere --out no
-expect 1 "there is no such directory" train $cpu --model nowhere --data data --out no
-expect 1 "there is no such file" train $cpu --config nowhere/config.json --from-scratch --data data --out no
+expect 1 "nowhere: must be a file or a folder" train $on --model model --data nowhere --out no
+expect 1 "there is no such directory" train $on --model nowhere --data data --out no
+expect 1 "there is no such file" train $on --config nowhere/config.json --from-scratch --data data --out no
 echo '{"txt": 1}' >bad.jsonl
-one_line "bad.jsonl:1: a line must be an object with" train $cpu --model model --data bad.jsonl --out no
+one_line "bad.jsonl:1: a line must be an object with" train $on --model model --data bad.jsonl --out no
 echo '{"text": "abc"}' >letters.jsonl
-one_line "must be in the model's vocabulary of 64, got 97" train $cpu --model model --data letters.jsonl \
+one_line "must be in the model's vocabulary of 64, got 97" train $on --model model --data letters.jsonl \
   --out no --batch-size 1
 
 # Ctrl-C, and the command that it tells.
@@ -115,6 +118,9 @@ same_files "a b/model.safetensors" whole/model.safetensors "an interrupted run a
 expect 1 "is there already" train $scratch $long --iters 4 --out whole --resume
 expect 2 "is the state of another run: learning_rate must be" train $scratch $long --out c --state "a b.state" \
   --resume --learning-rate 0.5
+expect 2 "is the state of another run: training data must be" train $scratch $long --out c --state "a b.state" \
+  --resume --data data/valid.jsonl --batch-size 8
+expect 2 "steps behind it" train $scratch $long --out c --state "a b.state" --resume --iters 1
 expect 0 "c.state: holds no run yet, one begins" train $scratch --out c --resume
 
 # Losses that run away: one line, the state before stays, nothing is written.
@@ -131,20 +137,25 @@ grep -q "must be writable, got File too large" err || complain "train on a full 
 [ ! -e full ] || complain "train on a full disk wrote its output"
 rm -rf full.state
 
-# Memory that does not suffice, where the program runs with as much at all: sanitizers do not.
-if (ulimit -v 200000 && "$program" --threads 1 info) >out 2>&1; then
+# Memory that does not suffice, where the program runs with as much at all: sanitizers do not, nor do GPUs.
+if [ "$on" = "--device cpu" ] && (ulimit -v 200000 && "$program" --threads 1 info) >out 2>&1; then
   awk 'BEGIN { for (i = 0; i < 40000; i++) printf "%d+%d ", i % 7, i % 11 }' >long.txt
-  (ulimit -v 200000 && "$program" train $cpu --threads 1 --model model --data long.txt --out large --quiet \
+  (ulimit -v 200000 && "$program" train $on --threads 1 --model model --data long.txt --out large --quiet \
     --max-seq-length 4000 --batch-size 40) >out 2>err
   same $? 1 "train without memory"
   same "$(wc -l <err)" 1 "lines of the error of memory"
   grep -q "has no room for .* smaller batches" err || complain "train without memory: $(cat err)"
   [ ! -e large ] || complain "train without memory wrote its output"
 fi
+if [ "$on" != "--device cpu" ]; then # a batch of 16 M tokens: more than 200 GB
+  awk 'BEGIN { for (i = 0; i < 4100000; i++) printf "%d+%d ", i % 7, i % 11 }' >long.txt
+  one_line "has no room for" train $on --model model --data long.txt --out large --quiet --max-seq-length 4000 --batch-size 4000
+  [ ! -e large ] || complain "train without memory wrote its output"
+fi
 
 # ---- lora, fuse ----
 
-tune="lora $cpu --model packed --train --data data $steps --learning-rate 1e-3"
+tune="lora $on --model packed --train --data data $steps --learning-rate 1e-3"
 expect 0 "test loss" $tune --test --rank 4 --scale 2
 expect 0 "after step" $tune --adapter-path dropped --dropout 0.1 --lora-keys q_proj,v_proj
 [ -e adapters/0000002_adapters.safetensors ] || complain "lora: no adapters of step 2"
@@ -152,7 +163,7 @@ expect 0 "after step" $tune --adapter-path dropped --dropout 0.1 --lora-keys q_p
 expect 1 "adapters.safetensors: is there already; --force" $tune
 expect 0 '"step_of_adapters"' $tune --adapter-path keyed --lora-keys self_attn.q_proj,down_proj --num-layers 1 --json
 grep -q '"self_attn.q_proj"' keyed/adapter_config.json || complain "lora --lora-keys: $(cat keyed/adapter_config.json)"
-expect 0 "test loss" lora $cpu --model packed --test --data data
+expect 0 "test loss" lora $on --model packed --test --data data
 expect 0 "after step" $tune --adapter-path more --resume-adapter-file adapters/adapters.safetensors --rank 4 --scale 2
 expect 1 "must be [" $tune --adapter-path no --resume-adapter-file adapters/adapters.safetensors --rank 5
 cat >lora.json <<'END'
@@ -160,24 +171,24 @@ cat >lora.json <<'END'
  "learning_rate": 1e-3, "fine_tune_type": "lora", "optimizer_config": {"adam": {}}, "lr_schedule": null,
  "lora_parameters": {"rank": 2, "scale": 3.0, "dropout": 0.0, "keys": ["q_proj", "down_proj"]}, "adapter_path": "fromfile"}
 END
-expect 0 "fromfile: the adapters" lora $cpu -c lora.json
+expect 0 "fromfile: the adapters" lora $on -c lora.json
 grep -q '"rank": 2' fromfile/adapter_config.json || complain "lora -c: $(cat fromfile/adapter_config.json)"
-expect 0 "flagged: the adapters" lora $cpu -c lora.json --rank 3 --adapter-path flagged
+expect 0 "flagged: the adapters" lora $on -c lora.json --rank 3 --adapter-path flagged
 grep -q '"rank": 3' flagged/adapter_config.json || complain "lora -c and --rank: $(cat flagged/adapter_config.json)"
 echo '{"lr_schedule": {"name": "cosine_decay"}}' >schedule.json
-expect 1 "lr_schedule: there is no such setting here" lora $cpu -c schedule.json
+expect 1 "lr_schedule: there is no such setting here" lora $on -c schedule.json
 echo '{"iters": "many"}' >many.json
-expect 2 "--iters" lora $cpu -c many.json
-expect 1 "nowhere.json" lora $cpu -c nowhere.json
+expect 2 "--iters" lora $on -c many.json
+expect 1 "nowhere.json" lora $on -c nowhere.json
 expect 2 "mlxtape train" $tune --fine-tune-type full
 expect 2 "dora is not there" $tune --fine-tune-type dora
 expect 2 "--weight-decay needs --optimizer adamw" $tune --weight-decay 0.1
-expect 2 "--train, --test or both" lora $cpu --model packed --data data
-expect 2 "--model is required" lora $cpu --train --data data
+expect 2 "--train, --test or both" lora $on --model packed --data data
+expect 2 "--model is required" lora $on --train --data data
 expect 2 "no.such" $tune --adapter-path no --lora-keys no.such
 one_line "--test needs samples" $tune --iters 100000 --test --data data/train.jsonl --adapter-path untested
 [ ! -e untested ] || complain "lora --test without samples began all the same"
-expect 1 "--test needs samples in test.jsonl" lora $cpu --model packed --test --data data/train.jsonl
+expect 1 "--test needs samples in test.jsonl" lora $on --model packed --test --data data/train.jsonl
 interrupted held/state.safetensors $tune $long --iters 100000 --adapter-path held
 grep -q -- "--adapter-path held --resume$" err || complain "lora, interrupted: $(cat err)"
 step=$(sed -n 's/^stopped after step \([0-9]*\) of.*/\1/p' err)
@@ -196,16 +207,16 @@ expect 0 "4 bits" inspect fused
 expect 1 "fused: is there already" fuse --model packed --adapter-path adapters --save-path fused
 expect 0 "32.000 bits per weight" fuse --model packed --adapter-path adapters --save-path wide -d
 expect 0 '"modules"' fuse --model packed --adapter-path adapters --save-path wide -d --force --json
-same "$("$program" generate $cpu --model packed --adapter-path adapters -p '12+3=' -m 8 --quiet)" \
-  "$("$program" generate $cpu --model wide -p '12+3=' -m 8 --quiet)" "with adapters, and fused and unpacked"
-expect 1 "adapter_config.json" generate $cpu --model packed --adapter-path nowhere -p 1
+same "$("$program" generate $on --model packed --adapter-path adapters -p '12+3=' -m 8 --quiet)" \
+  "$("$program" generate $on --model wide -p '12+3=' -m 8 --quiet)" "with adapters, and fused and unpacked"
+expect 1 "adapter_config.json" generate $on --model packed --adapter-path nowhere -p 1
 expect 1 "adapter_config.json" fuse --model packed --adapter-path nowhere --save-path no
-same "$("$program" eval $cpu --model packed --data data --adapter-path adapters --sequence-length 16 | grep perplexity)" \
-  "$("$program" eval $cpu --model wide --data data --sequence-length 16 | grep perplexity)" "eval with adapters and fused"
+same "$("$program" eval $on --model packed --data data --adapter-path adapters --sequence-length 16 | grep perplexity)" \
+  "$("$program" eval $on --model wide --data data --sequence-length 16 | grep perplexity)" "eval with adapters and fused"
 
 # ---- dwq ----
 
-teach="dwq $cpu --model model --bits 2 --group-size 32 --data-path data --batch-size 8 --learning-rate 1e-3 --save-every 2"
+teach="dwq $on --model model --bits 2 --group-size 32 --data-path data --batch-size 8 --learning-rate 1e-3 --save-every 2"
 expect 0 "% less" $teach --mlx-path taught
 expect 0 "2 bits" inspect taught
 expect 0 '"kl_after"' $teach --mlx-path stored --target-dir targets --json
@@ -216,8 +227,8 @@ expect 0 "bits per weight" quantize --model model --mlx-path two --q-bits 2 --q-
 expect 0 "% less" $teach --quantized-model two --mlx-path same
 same_files taught/model.safetensors same/model.safetensors "dwq of a student that was there and of one made"
 expect 0 "% less" $teach --data-path data/train.jsonl --mlx-path drawn --num-samples 16 --num-valid-samples 4
-expect 2 "is packed itself" dwq $cpu --model packed --data-path data --mlx-path no
-expect 2 "--data-path is required" dwq $cpu --model model --mlx-path no
+expect 2 "is packed itself" dwq $on --model packed --data-path data --mlx-path no
+expect 2 "--data-path is required" dwq $on --model model --mlx-path no
 expect 2 "--targets-only needs --target-dir" $teach --targets-only
 expect 1 "taught: is there already" $teach --mlx-path taught
 one_line "must be finite" $teach --mlx-path no --learning-rate 1e38 --quiet
@@ -227,11 +238,33 @@ expect 0 "% less" $teach --save-every 1 --batch-size 1 --steps-per-eval 1 --mlx-
 expect 0 "% less" $teach --save-every 1 --batch-size 1 --steps-per-eval 1 --mlx-path ontime
 same_files late/model.safetensors ontime/model.safetensors "dwq, interrupted and not"
 
+# ---- demo ----
+
+show="demo $on --iters 12 --cases 5"
+expect 0 "report.html" $show --out shown
+[ ! -e shown/state ] || complain "demo left its state"
+interrupted shown2/state/training/state.safetensors $show --out shown2
+grep -q "stopped while training, which is kept in shown2/state; to go on:" err || complain "demo, interrupted: $(cat err)"
+grep -q -- "--out shown2 --resume$" err || complain "demo, interrupted: $(cat err)"
+expect 1 "shown2/state: holds a demo that is not done; --resume goes on" $show --out shown2
+expect 2 "is the state of another run: iterations must be 12" $show --out shown2 --resume --iters 13
+expect 0 "training goes on after step" $show --out shown2 --resume
+# Every score of the whole run is there again, of this training and of this alone.
+for all in shown shown2; do
+  sed -n '/"held_out": /,/"expert_shares"/p' $all/demo.json >$all.points
+  [ -s $all.points ] || complain "$all: no scores in demo.json"
+done
+same_files shown.points shown2.points "scores of a demo that was interrupted and of one that was not"
+same_files shown/2bit-dwq/model.safetensors shown2/2bit-dwq/model.safetensors "demo, interrupted and not"
+interrupted shown3/state/distilling/state.safetensors $show --out shown3
+expect 0 "training goes on after step 12" $show --out shown3 --resume
+same_files shown/2bit-dwq/model.safetensors shown3/2bit-dwq/model.safetensors "demo, interrupted late and not"
+
 # ---- what may not be mixed ----
 
 # A run goes on from the model that it began with, or not at all.
-interrupted based.state/state.safetensors train $cpu --model packed --data data --save-every 1 --iters 100000 --out based
-one_line "weights must be" train $cpu --model scales --data data --save-every 1 --iters 1 --out based --resume
+interrupted based.state/state.safetensors train $on --model packed --data data --save-every 1 --iters 100000 --out based
+one_line "weights must be" train $on --model scales --data data --save-every 1 --iters 1 --out based --resume
 
 # One run at a time in a folder.
 "$program" train $scratch --iters 100000 --save-every 1 --out busy >busy.out 2>&1 &
@@ -257,7 +290,7 @@ expect 0 "bits per weight" quantize --model model --mlx-path swept --q-group-siz
 
 # ---- dynamic-quant ----
 
-pack="dynamic-quant $cpu --model model --low-bits 2 --low-group-size 32 --high-bits 6 --high-group-size 32"
+pack="dynamic-quant $on --model model --low-bits 2 --low-group-size 32 --high-bits 6 --high-group-size 32"
 rows="--data-path data --sequence-length 16"
 expect 0 "bits per weight" $pack $rows --target-bpw 7 --mlx-path dynamic --report-ppl
 expect 0 "6 bits, groups of 32" inspect dynamic
@@ -271,26 +304,29 @@ expect 2 "must be a finite number" $pack --sensitivities model_sensitivities.jso
 expect 2 "--sensitivities is needed" $pack --mlx-path no
 expect 2 "--high-bits must be above" $pack $rows --mlx-path no --high-bits 2
 expect 2 "target" $pack --sensitivities model_sensitivities.json --mlx-path no --target-bpw 1
+mkdir early
+expect 2 "the target must be at least" $pack $rows --mlx-path early/no --target-bpw 1
+[ "$(ls early)" = "" ] || complain "dynamic-quant measured for a target that cannot be: $(ls early)"
 expect 1 "nowhere.json" $pack --sensitivities nowhere.json --mlx-path no
 
 # ---- eval, compare ----
 
-expect 0 "perplexity  " eval $cpu --model model --data data/test.jsonl --sequence-length 16
-same "$("$program" eval $cpu --model model --data data --sequence-length 16 | grep perplexity)" \
-  "$("$program" perplexity $cpu --model model --data-path data/test.jsonl --sequence-length 16 | grep perplexity)" \
+expect 0 "perplexity  " eval $on --model model --data data/test.jsonl --sequence-length 16
+same "$("$program" eval $on --model model --data data --sequence-length 16 | grep perplexity)" \
+  "$("$program" perplexity $on --model model --data-path data/test.jsonl --sequence-length 16 | grep perplexity)" \
   "eval of a folder and of its test"
-expect 0 "the same first choice  100.0 ± 0.0 %" eval $cpu --model model --reference model --data data --sequence-length 16
-expect 0 '"top1_agreement"' eval $cpu --model two --reference model --data data --sequence-length 16 --json
+expect 0 "the same first choice  100.0 ± 0.0 %" eval $on --model model --reference model --data data --sequence-length 16
+expect 0 '"top1_agreement"' eval $on --model two --reference model --data data --sequence-length 16 --json
 # Answers alone: what lora's test tells.
-"$program" eval $cpu --model packed --data data --mask-prompt --adapter-path adapters --json >out || complain "eval --mask-prompt"
-"$program" lora $cpu --model packed --data data --mask-prompt --test --json >out2 || complain "lora --test --mask-prompt"
+"$program" eval $on --model packed --data data --mask-prompt --adapter-path adapters --json >out || complain "eval --mask-prompt"
+"$program" lora $on --model packed --data data --mask-prompt --test --json >out2 || complain "lora --test --mask-prompt"
 same "$(sed -n 's/.*"loss": \(.....\).*/\1/p' out)" "$(sed -n 's/.*"test_loss": \(.....\).*/\1/p' out2)" "answers alone"
 same "$(sed -n 's/.*"tokens": \([0-9]*\).*/\1/p' out)" "$(sed -n 's/.*"test_tokens": \([0-9]*\).*/\1/p' out2)" "answers alone"
-expect 1 "needs samples with an answer" eval $cpu --model model --data data --mask-prompt --sequence-length 3
-expect 2 "--data is required" eval $cpu --model model
-expect 2 "must" eval $cpu --model model --data data --sequence-length 4000
-expect 0 "same first choice" compare model two --data data --sequence-length 16 --prompt-tokens 32 -m 8 $cpu
-expect 0 '"kl_of_b_to_a"' compare model two --data data --sequence-length 16 --prompt-tokens 32 -m 8 $cpu --json
+expect 1 "needs samples with an answer" eval $on --model model --data data --mask-prompt --sequence-length 3
+expect 2 "--data is required" eval $on --model model
+expect 2 "must" eval $on --model model --data data --sequence-length 4000
+expect 0 "same first choice" compare model two --data data --sequence-length 16 --prompt-tokens 32 -m 8 $on
+expect 0 '"kl_of_b_to_a"' compare model two --data data --sequence-length 16 --prompt-tokens 32 -m 8 $on --json
 expect 2 "B is required" compare model --data data
 expect 1 "there is no such directory" compare model nowhere --data data
 

@@ -23,7 +23,8 @@ std::optional<std::string> rendered(const std::string& text, const Json& message
   try {
     return ChatTemplate(text, "t").render(messages, options);
   } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::kArgument) << e.what();
+    // A template that is wrong itself, or what it was called with.
+    EXPECT_TRUE(e.code() == Errc::kIo || e.code() == Errc::kArgument) << e.what();
     EXPECT_TRUE(std::string(e.what()).starts_with("t: line ")) << e.what();
     return std::nullopt;
   }
@@ -37,7 +38,7 @@ std::string message_of(const std::string& text, const ChatOptions& options = {})
   try {
     ChatTemplate(text, "t").render(Json(Json::Array{}), options);
   } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::kArgument);
+    EXPECT_TRUE(e.code() == Errc::kIo || e.code() == Errc::kArgument);
     return e.what();
   }
   return "no error";

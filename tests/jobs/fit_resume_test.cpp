@@ -240,6 +240,11 @@ TEST_P(FitResume, AStateIsTakenAway) {
   run(Toy(encoder(), DType::kF32), o);
   EXPECT_TRUE(jobs::has_state(o.folder));
   EXPECT_TRUE(std::filesystem::exists(o.folder + "/best.safetensors"));
+  FitOptions fewer = o;  // than it has behind it
+  fewer.resume = true;
+  fewer.iterations = 7;
+  expect_error(Errc::kArgument, "8 steps behind it, so iterations must be at least that, got 7",
+               [&] { run(Toy(encoder(), DType::kF32), fewer); });
   formats::put(o.folder + "/state.safetensors.tmp12.3", "cut");
   formats::put(o.folder + "/mine.txt", "mine");
   jobs::remove_state(o.folder);

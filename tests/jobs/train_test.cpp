@@ -252,14 +252,14 @@ TEST_P(Train, RefusesWhatDoesNotFit) {
   const DataSet data{words(1, 8), words(2, 4), {}};
   jobs::train(encoder(), model(), data, kept);
   const std::string other = "is the state of another run: ";
-  fails(other + "train must be ", {words(5, 8), data.valid, {}}, kept);
-  fails(other + "valid must be ", {data.train, words(5, 4), {}}, kept);
+  fails(other + "training data must be ", {words(5, 8), data.valid, {}}, kept);
+  fails(other + "validation data must be ", {data.train, words(5, 4), {}}, kept);
   bad = kept;
   bad.checkpoint = true;
   fails(other + "checkpoint must be off to go on from it, got on", data, bad);
   bad = kept;
   bad.batches.seed = 3;
-  fails(other + "train must be ", data, bad);
+  fails(other + "training data must be ", data, bad);
   expect_error(Errc::kArgument, other + "model must be ",
                [&] { jobs::train(encoder(), model("qwen3", DType::kF32, 3), data, kept); });
   expect_error(Errc::kArgument, other + "weights must be ",

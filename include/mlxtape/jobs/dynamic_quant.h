@@ -57,13 +57,17 @@ Sensitivities read_sensitivities(const std::string& path);
 // Of the model once it is packed by the rule; what is packed already stays.
 double bits_per_weight(const models::Model& model, const models::PackingRule& rule);
 
+// Throws kArgument where the target is no number, or below what the model has with low alone.
+void require_target(const models::Model& model, double target_bits,
+                    const DynamicQuantOptions& options = {});
+
 struct DynamicPacking {
   models::PackingRule rule;
   double threshold = 0, bits_per_weight = 0;
   std::vector<std::string> high;  // modules that get more, in the model's order
 };
 
-// Throws kArgument where a weight has no sensitivity, a path is no weight of the model, or low alone is beyond the target.
+// Throws kArgument where a weight has no sensitivity or a path is no weight of the model, and as require_target.
 DynamicPacking choose_packing(const models::Model& model, const Sensitivities& values,
                               double target_bits, const DynamicQuantOptions& options = {});
 

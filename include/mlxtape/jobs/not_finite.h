@@ -1,4 +1,4 @@
-// NotFinite: a loss, a gradient or a sensitivity is no number or without bounds: nothing that the caller passed is wrong by
+// NotFinite: a loss, a gradient, a sensitivity or all logits are no number or without bounds: nothing that the caller passed is wrong by
 // itself, the numbers ran away. Other errors of kArgument are.
 #pragma once
 

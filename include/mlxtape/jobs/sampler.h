@@ -33,8 +33,8 @@ class Sampler {
  public:
   explicit Sampler(const SamplingOptions& options, std::uint64_t sequence = 0);
 
-  // logits may be changed. before: the tokens so far, for the penalty. Logits that are all NaN or -inf, or any +inf,
-  // are an error.
+  // logits may be changed. before: the tokens so far, for the penalty. Logits that are all NaN or -inf, or any +inf:
+  // NotFinite.
   std::int32_t operator()(std::span<float> logits, std::span<const std::int32_t> before);
 
  private:
