@@ -375,9 +375,12 @@ TEST_F(DataFiles, AFolderHasThree) {
   EXPECT_TRUE(data.train.empty());
   EXPECT_EQ(data.valid.size(), 1U);
   put(folder + "/train.jsonl", "\n");
-  EXPECT_EQ(says(folder), "data/train.jsonl: must hold something to learn from, got an empty file");
+  EXPECT_EQ(says(folder),
+            "data/train.jsonl: must hold samples, or not be there, got an empty file");
   put(folder + "/train.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\"}\n");
   put(folder + "/test.jsonl", "");
+  EXPECT_EQ(says(folder), "data/test.jsonl: must hold samples, or not be there, got an empty file");
+  std::filesystem::remove(folder + "/test.jsonl");
   data = jobs::read_data(folder, t);
   EXPECT_EQ(data.train.size(), 2U);
   EXPECT_TRUE(data.test.empty());

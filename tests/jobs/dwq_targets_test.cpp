@@ -1,6 +1,7 @@
 #include "mlxtape/jobs/dwq_targets.h"
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 
 #include <unistd.h>
@@ -208,9 +209,9 @@ TEST_P(DwqTargets, RefuseEveryDifference) {
   changed.erase("seed");
   write_whole(path("t/manifest.json"), changed.dump(), "test");
   refused("seed must be 5, got nothing", [](TargetsPlan&) {});
-  changed.set("format", "mlxtape targets 2");
+  changed.set("format", "mlxtape targets 1");
   write_whole(path("t/manifest.json"), changed.dump(), "test");
-  refused(R"(format must be "mlxtape targets 1")", [](TargetsPlan&) {});
+  refused(R"(format must be "mlxtape targets 2")", [](TargetsPlan&) {});
   fs::remove(path("t/manifest.json"));
   expect_error(Errc::kIo, "manifest.json: there must be one",
                [&] { jobs::Targets(path("t"), plan_, 80); });
@@ -241,7 +242,10 @@ TEST_P(DwqTargets, RefuseDamagedFiles) {
   jobs::write_targets(encoder(), teacher_, plan_, path("t"));
   targets.load(encoder(), true, 0, batch);
   std::string bytes = read_whole(file, "test");
-  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  std::uint64_t header = 0;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  char& byte = bytes[sizeof header + header];
+  byte = static_cast<char>(byte ^ 1);
   write_whole(file, bytes, "test");
   expect_error(Errc::kIo, "0000000000.safetensors: must hold what was written there",
                [&] { targets.load(encoder(), true, 0, batch); });

@@ -216,13 +216,13 @@ TEST_P(DynamicQuant, SaysWhatIsWrong) {
   refused("got 7 in groups of 64", choose(values, 4, {{7, 64}, {8, 64}, true}));
   Sensitivities other = values;
   other.emplace_back("model.layers.9.mlp.up_proj", 1);
-  refused("model.layers.9.mlp.up_proj must be a weight", choose(other, 4, how));
+  refused("model.layers.9.mlp.up_proj must be a weight", choose(other, 5, how));
   other = values;
   other.pop_back();
-  refused("there must be a sensitivity of lm_head", choose(other, 4, how));
+  refused("there must be a sensitivity of lm_head", choose(other, 5, how));
   other = values;
   other.back().second = std::numeric_limits<double>::quiet_NaN();
-  refused("the sensitivity of lm_head must be finite, got nan", choose(other, 4, how));
+  refused("the sensitivity of lm_head must be finite, got nan", choose(other, 5, how));
 
   jobs::SensitivityOptions options;
   options.packing = how;
