@@ -34,6 +34,7 @@
 #include "mlxtape/models/size.h"
 #include "mlxtape/models/state.h"
 #include "mlxtape/nn/delta_net.h"
+#include "mlxtape/nn/head_loss.h"
 #include "mlxtape/nn/linear.h"
 #include "mlxtape/nn/moe.h"
 #include "mlxtape/nn/self_attention.h"

@@ -1,19 +1,8 @@
 #include "head.h"
 
-#include <algorithm>
+#include "mlxtape/nn/head_loss.h"
 
 namespace mlxtape::jobs {
-
-namespace {
-
-// Bytes of logits at a time, the teacher's and the student's each. On a CPU 256 rows of 16384 in f32: products of
-// 1024 are no quicker.
-constexpr std::int64_t kCpuBytes = std::int64_t{16} << 20;
-constexpr std::int64_t kDeviceBytes = std::int64_t{512} << 20;
-// Each chunk reads the whole head. Below 64 rows products are made in another way, with other last bits.
-constexpr std::int64_t kFewestRows = 128;
-
-}  // namespace
 
 void check_batch(const char* who, const models::Model& model, const Batch& batch) {
   const auto fail = [&](const char* what, std::int32_t token) {
@@ -62,10 +51,7 @@ Tensor head_logits(CommandEncoder& encoder, const models::Model& model, const Te
 
 std::int64_t chunk_of(CommandEncoder& encoder, const models::Model& model, std::int64_t asked) {
   if (asked > 0) return asked;
-  const auto row_bytes =
-      model.config.vocabulary * static_cast<std::int64_t>(size_of(model.dtype()));
-  const std::int64_t bytes = encoder.backend() == Backend::kCpu ? kCpuBytes : kDeviceBytes;
-  return std::max(bytes / row_bytes, kFewestRows);
+  return nn::head_chunk_rows(encoder.backend(), model.config.vocabulary, model.dtype());
 }
 
 }  // namespace mlxtape::jobs

@@ -1,10 +1,8 @@
-// head_kl: how far a student with a head, plain or packed, is from its teacher, a number that a tape can walk back from.
-// Some rows of logits at a time: those of all rows never exist, nor do their gradients.
+// head_kl: how far a student with a head, plain or packed, is from its teacher, a number that a tape can walk back from
+// (nn/head_loss.h).
 //
 // Formula    z = hidden·headᵀ;  loss = Σ_r w[r]·KL(softmax(t[r]/T) ‖ softmax(z[r]/T)) / Σ_r w[r], without a factor T²
 //            top k: z is gathered at the teacher's indices, and both softmaxes are over those k alone
-// Gradient   to hidden and, where it is packed, to the head's scales and biases. Made in the forward pass where a tape
-//            wants it; scales' and biases' are added up in f32.
 #pragma once
 
 #include <functional>
@@ -21,7 +19,7 @@ struct HeadTeacher {
 
 struct HeadKlOptions {
   float temperature = 2;
-  std::int64_t chunk_rows = 0;  // at least 1
+  std::int64_t chunk_rows = 0;  // 0: as many as are quick
 };
 
 // hidden: [rows, width]; weights: w, [rows] f32.

@@ -1,6 +1,7 @@
 #include "mlxtape/models/model.h"
 
 #include "layer.h"
+#include "mlxtape/nn/head_loss.h"
 #include "mlxtape/ops/cross_entropy.h"
 #include "mlxtape/ops/elementwise.h"
 #include "mlxtape/ops/layout.h"
@@ -78,9 +79,10 @@ Tensor loss(Tape& tape, const Model& model, const Tensor& tokens, const Tensor& 
   how.reduction = ops::Reduction::kMean;
   how.ignore_index = -1;
   const Tensor flat = targets.reshape({rows});
-  if (model.head().is_packed() || model.head().adapter.defined()) {
+  if (model.head().adapter.defined()) {
     return ops::cross_entropy(tape, logits(tape, model, h), flat, how);
   }
+  if (model.head().is_packed()) return nn::head_cross_entropy(tape, h, model.head(), flat, how);
   return ops::linear_cross_entropy(tape, h, model.head().plain, flat, how);
 }
 
