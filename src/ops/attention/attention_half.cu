@@ -439,7 +439,7 @@ bool goes_forward(const std::int64_t (&strides)[3], std::int64_t batch, std::int
 }
 // Whether attention_hopper.h is for these.
 bool hopper_takes(const AttentionArgs& args) {
-  return std::max(args.dim, args.value_dim) > 128 && args.mask_kind == AttentionMask::kNone &&
+  return std::max(args.dim, args.value_dim) > 64 && args.mask_kind == AttentionMask::kNone &&
          std::min({args.batch, args.queries, args.keys, args.heads, args.dim, args.value_dim}) >
              0 &&
          args.queries < INT32_MAX / 2 &&

@@ -1,4 +1,4 @@
-// Forward of attention for compute capability 9.0, 16 bits, widths over 128 (formula: mlxtape/ops/attention.h).
+// Forward of attention for compute capability 9.0, 16 bits, widths over 64 (formula: mlxtape/ops/attention.h).
 //
 // A block has 128 queries of a head, a group of makers 64 of them. The scores of the next keys are made while the values
 // of the keys before are added, so that the tensor cores work through the softmax: of 2560 cycles that the products of 80
@@ -10,22 +10,28 @@ namespace mlxtape::ops::hopper {
 
 namespace {
 
-constexpr int kKeys = 80;
-constexpr int kFewRegisters = 24, kMostRegisters = 240;  // with fewer makers would spill
+// With fewer makers would spill, at width 256; the loader would, at width 128.
+template <int kWidth>
+constexpr int kFewRegisters = kWidth == 256 ? 24 : kLoaderRegisters;
+template <int kWidth>
+constexpr int kMostRegisters = kWidth == 256 ? 240 : kMakerRegisters;
 
+template <int kWidth>
 struct Room {
-  alignas(1024) unsigned char tile[4][kTileBytes<kKeys>], q[2][kTileBytes<kTile>];
+  static constexpr int kKeys = kWidth == 256 ? 80 : 128;
+  alignas(1024) unsigned char tile[4][kTileBytes<kWidth, kKeys>], q[2][kTileBytes<kWidth, kTile>];
   Signals<4> ring;
   std::uint64_t kept;  // full when q is there
 };
 
-template <class T>
+template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads, 1)
     forward(AttentionArgs args, AttentionInputs<T> in, const __grid_constant__ CUtensorMap map_q,
             const __grid_constant__ CUtensorMap map_k, const __grid_constant__ CUtensorMap map_v,
             T* y, float* lse) {
   cuda::wait_turn();
-  Room& r = room_of<Room>();
+  constexpr int kKeys = Room<kWidth>::kKeys;
+  auto& r = room_of<Room<kWidth>>();
   const auto heads = static_cast<unsigned>(args.heads);
   const unsigned h = blockIdx.x % heads;
   Sequence s{};
@@ -45,13 +51,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int cut = args.sequences != 0 && from + steps * kKeys > s.keys ? steps - 1 : -1;
   Signals<4>::At at;
   if (threadIdx.x >= 2 * cuda::kGroup) {
-    cuda::give_registers<kFewRegisters>();
+    cuda::give_registers<kFewRegisters<kWidth>>();
     if (steps <= 0 || !is_loader()) return;
     cuda::see_memory();
     const unsigned kh = h / static_cast<unsigned>(args.heads / args.key_heads);
     for (int half = 0; half < 2; ++half) {
-      bring_rows<kTile>(cuda::shared_address(r.q[half]), Rows<T>{map_q, in.q, args.q, args.dim},
-                        s.batch, s.query + first + half * kTile, h, kTile, false, &r.kept);
+      bring_rows<kWidth, kTile>(cuda::shared_address(r.q[half]),
+                                Rows<T>{map_q, in.q, args.q, args.dim}, s.batch,
+                                s.query + first + half * kTile, h, kTile, false, &r.kept);
     }
     arrive_with_rows(&r.kept, false);
     for (int step = 0; step < steps; ++step) {
@@ -59,8 +66,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       const auto bring = [&](const Rows<T>& rows) {
         r.ring.wait_empty(at);
         std::uint64_t* full = &r.ring.full[at.slot];
-        bring_rows<kKeys>(cuda::shared_address(r.tile[at.slot]), rows, s.batch, s.key + key, kh,
-                          static_cast<int>(s.keys) - key, step == cut, full);
+        bring_rows<kWidth, kKeys>(cuda::shared_address(r.tile[at.slot]), rows, s.batch, s.key + key,
+                                  kh, static_cast<int>(s.keys) - key, step == cut, full);
         arrive_with_rows(full, step == cut);
         at.next();
       };
@@ -69,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     return;
   }
-  cuda::take_registers<kMostRegisters>();
+  cuda::take_registers<kMostRegisters<kWidth>>();
   const int lane = threadIdx.x % cuda::kWarp, warp_row = threadIdx.x / cuda::kWarp * 16;
   const auto row = [&](int i) {
     return first + min(warp_row + lane / 4 + 8 * i, here - 1);
@@ -77,7 +84,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Span span[2] = {span_of(args, s, row(0)), span_of(args, s, row(1))};
   const std::int64_t head_row = (s.batch * args.queries + s.query + first) * args.heads + h;
 
-  cuda::GroupSums values;
+  cuda::GroupTile<kWidth> values;
   values.clear();
   cuda::GroupTile<kKeys> scores;
   unsigned weights[kKeys / 16][4];
@@ -95,7 +102,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const std::uint64_t q_at = cuda::factor_at(cuda::shared_address(r.q[maker_group()]));
     r.ring.wait_full(at, cut == 0);
     cuda::products_begin();
-    begin_scores<T>(scores, q_at, tile_at(at));
+    begin_scores<T, kWidth>(scores, q_at, tile_at(at));
     cuda::products_commit();
     cuda::products_wait<0>();
     scores.settle();
@@ -109,11 +116,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       at.next();
       r.ring.wait_full(at, step == cut);
       cuda::products_begin();
-      begin_scores<T>(scores, q_at, tile_at(at));
+      begin_scores<T, kWidth>(scores, q_at, tile_at(at));
       cuda::products_commit();
       r.ring.wait_full(values_at, false);
       cuda::products_begin();
-      begin_sums<T>(values, weights, tile_at(values_at));
+      begin_sums<T, kWidth>(values, weights, tile_at(values_at));
       cuda::products_commit();
       cuda::products_wait<1>();
       scores.settle();
@@ -125,13 +132,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       r.ring.release(values_at);
       if (__any_sync(cuda::kAll, soft.keep[0] != 1 || soft.keep[1] != 1)) {
 #pragma unroll
-        for (int i = 0; i < 128; ++i) values.v[i] *= soft.keep[i / 2 % 2];
+        for (int i = 0; i < kWidth / 2; ++i) values.v[i / 4][i % 4] *= soft.keep[i / 2 % 2];
       }
       as_factor<T>(weights, scores.v);
     }
     r.ring.wait_full(at, cut >= 0);
     cuda::products_begin();
-    begin_sums<T>(values, weights, tile_at(at));
+    begin_sums<T, kWidth>(values, weights, tile_at(at));
     cuda::products_commit();
     cuda::products_wait<0>();
     values.settle();
@@ -150,7 +157,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int n = 0; n < kWidth / 8; ++n) {
       if (n * 8 < args.value_dim) {
         *reinterpret_cast<unsigned*>(to_y + n * 8) = cuda::two_of<T>(
-            values.v[n * 4 + i * 2] * total.factor, values.v[n * 4 + i * 2 + 1] * total.factor);
+            values.v[n][i * 2] * total.factor, values.v[n][i * 2 + 1] * total.factor);
       }
     }
   }
@@ -162,10 +169,12 @@ template <class T>
 void attention_forward(const KernelCall& call) {
   const auto& args = call.as<AttentionArgs>();
   const AttentionInputs<T> in = inputs_of<T>(call);
-  const Maps<T> maps(args, in, kKeys);
-  cuda::launch(forward<T>, blocks_of(args, false, kQueries) * args.heads, kThreads,
-               kRoomBytes<Room>, 1, static_cast<cudaStream_t>(call.queue), args, in, maps.q, maps.k,
-               maps.v, call.output<T>(0), call.output<float>(1));
+  with_width(args, [&]<int kWidth>(std::integral_constant<int, kWidth>) {
+    const Maps<T> maps(args, in, Room<kWidth>::kKeys);
+    cuda::launch(forward<T, kWidth>, blocks_of(args, false, kQueries) * args.heads, kThreads,
+                 kRoomBytes<Room<kWidth>>, 1, static_cast<cudaStream_t>(call.queue), args, in,
+                 maps.q, maps.k, maps.v, call.output<T>(0), call.output<float>(1));
+  });
 }
 
 template void attention_forward<F16>(const KernelCall& call);

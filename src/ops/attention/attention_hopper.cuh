@@ -1,10 +1,13 @@
 // What attention's kernels for compute capability 9.0 have in common (attention_hopper.cu, attention_hopper_back.cu).
 //
-// Rows of up to 256 channels come in tiles: for each 64 channels a block of all rows. As the factor of scores a tile lies
+// Rows are filled up to 128 or 256 channels and come in tiles: for each 64 channels a block of all rows. As the factor of scores a tile lies
 // along the depth, as the factor of weights it lies turned, without being moved. One warp has the copy engine bring tiles
 // into a ring: where threads copied them, with a fence before the products, dq took 1.2 times as long. Two groups of four
 // warps make products; one has its products under way while the other makes weights of its scores.
 #pragma once
+
+#include <algorithm>
+#include <type_traits>
 
 #include "attention_hopper.h"
 #include "attention_places.cuh"
@@ -15,7 +18,6 @@
 
 namespace mlxtape::ops::hopper {
 
-constexpr int kWidth = 256;
 constexpr int kTile = 64;      // rows of most tiles
 constexpr int kQueries = 128;  // of a block, a tile of each group of makers
 constexpr int kThreads = 3 * cuda::kGroup;
@@ -23,7 +25,7 @@ constexpr int kMakerWarps = 8;
 constexpr int kLoaderRegisters = 40, kMakerRegisters = 232;  // of 504 for three groups
 template <int kRows>
 constexpr unsigned kBlockBytes = kRows * cuda::kTileRow;
-template <int kRows>
+template <int kWidth, int kRows>
 constexpr unsigned kTileBytes = kWidth / 64 * kBlockBytes<kRows>;
 
 extern __shared__ unsigned char shared_bytes[];
@@ -83,12 +85,13 @@ struct Rows {
 // A tile of a head's rows from `token` of the batch entry on, later, and then arrive_with_rows. By the copy engine, with
 // whatever rows follow in the tensor, or by threads, with zeros but for the first `there` rows: another sequence's rows
 // may be anything, and a weight of 0 times infinity would be a number of this one's.
-template <int kRows, class T>
+template <int kWidth, int kRows, class T>
 __device__ __forceinline__ void bring_rows(unsigned to, const Rows<T>& rows, std::int64_t batch,
                                            std::int64_t token, unsigned head, int there,
                                            bool by_threads, std::uint64_t* barrier) {
   const unsigned lane = threadIdx.x % cuda::kWarp;
   if (by_threads) {
+    if (lane * 8 >= kWidth) return;
     const T* from = rows.from + batch * rows.stride[0] + token * rows.stride[1] +
                     head * rows.stride[2] + lane * 8;
     const bool inside = static_cast<int>(lane) * 8 < rows.channels;
@@ -99,7 +102,7 @@ __device__ __forceinline__ void bring_rows(unsigned to, const Rows<T>& rows, std
       cuda::bring_chunk(to + cuda::tile_place(row, lane % 8), counts ? from : rows.from, counts);
     }
   } else if (lane == 0) {
-    cuda::barrier_expect(barrier, kTileBytes<kRows>);
+    cuda::barrier_expect(barrier, kTileBytes<kWidth, kRows>);
 #pragma unroll
     for (int c = 0; c < kWidth / 64; ++c) {
       cuda::bring_tile(to + c * kBlockBytes<kRows>, rows.map, c * 64, static_cast<int>(token),
@@ -118,7 +121,7 @@ __device__ __forceinline__ void arrive_with_rows(std::uint64_t* barrier, bool by
 // ---- makers ----
 
 // sums = a · bᵀ over all channels.
-template <class T, int kCols>
+template <class T, int kWidth, int kCols>
 __device__ __forceinline__ void begin_scores(cuda::GroupTile<kCols>& sums, std::uint64_t a,
                                              std::uint64_t b) {
 #pragma unroll
@@ -129,12 +132,12 @@ __device__ __forceinline__ void begin_scores(cuda::GroupTile<kCols>& sums, std::
   }
 }
 // sums += weights · b, weights [64, 16 · kSteps] in registers.
-template <class T, int kSteps>
-__device__ __forceinline__ void begin_sums(cuda::GroupSums& sums,
+template <class T, int kWidth, int kSteps>
+__device__ __forceinline__ void begin_sums(cuda::GroupTile<kWidth>& sums,
                                            const unsigned (&weights)[kSteps][4], std::uint64_t b) {
 #pragma unroll
   for (int l = 0; l < kSteps; ++l) {
-    cuda::add_group_product<T, true>(sums, weights[l], b + l * cuda::kNextDepth<true>);
+    cuda::group_product<T, true>(sums, weights[l], b + l * cuda::kNextDepth<true>, 1);
   }
 }
 
@@ -155,6 +158,12 @@ CUtensorMap rows_map(const T* from, std::int64_t batch, std::int64_t tokens, std
   const cuuint64_t steps[3] = {step(tokens, stride[1]), step(heads, stride[2]),
                                step(batch, stride[0])};
   return cuda::tiles_of(from, size, steps, rows);
+}
+// fn with the width that both kinds of rows fit into.
+template <class Fn>
+void with_width(const AttentionArgs& args, const Fn& fn) {
+  if (std::max(args.dim, args.value_dim) <= 128) return fn(std::integral_constant<int, 128>());
+  fn(std::integral_constant<int, 256>());
 }
 // Of the queries in tiles of 64, of keys and values in tiles of `keys`.
 template <class T>

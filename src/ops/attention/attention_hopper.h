@@ -1,4 +1,4 @@
-// Kernels of attention for compute capability 9.0, called for what attention_half.cuh takes with a width over 128.
+// Kernels of attention for compute capability 9.0, called for what attention_half.cuh takes with a width over 64.
 #pragma once
 
 #include "mlxtape/core/registry.h"

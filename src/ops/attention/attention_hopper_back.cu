@@ -1,4 +1,4 @@
-// Backward of attention for compute capability 9.0, 16 bits, widths over 128 (formula: mlxtape/ops/attention.h).
+// Backward of attention for compute capability 9.0, 16 bits, widths over 64 (formula: mlxtape/ops/attention.h).
 //
 // As in attention.cu the products with the keys are made twice, for dq and for dk and dv, so that nothing is added by two
 // blocks and no gradient waits for another's turn: 7 products where 5 would do.
@@ -18,14 +18,15 @@ struct Gradient {
 // ---- dq: a block has 128 queries of a head, a group 64, and goes over the keys ----
 
 // Values before keys, which are needed longer.
+template <int kWidth>
 struct QueriesRoom {
-  alignas(1024) unsigned char tile[3][kTileBytes<kTile>];
-  unsigned char q[2][kTileBytes<kTile>], dy[2][kTileBytes<kTile>];
+  alignas(1024) unsigned char tile[3][kTileBytes<kWidth, kTile>];
+  unsigned char q[2][kTileBytes<kWidth, kTile>], dy[2][kTileBytes<kWidth, kTile>];
   Signals<3> ring;
   std::uint64_t kept;  // full when q and dy are there
 };
 
-template <class T>
+template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads, 1)
     queries_back(AttentionArgs args, AttentionInputs<T> in,
                  const __grid_constant__ CUtensorMap map_q,
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                  const __grid_constant__ CUtensorMap map_dy, Gradient<T> dy, const float* lse,
                  const float* row_dots, T* dq) {
   cuda::wait_turn();
-  auto& r = room_of<QueriesRoom>();
+  auto& r = room_of<QueriesRoom<kWidth>>();
   const auto heads = static_cast<unsigned>(args.heads);
   const unsigned h = blockIdx.x % heads;
   Sequence s{};
@@ -61,8 +62,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     const unsigned kh = h / static_cast<unsigned>(args.heads / args.key_heads);
     for (int half = 0; half < 2; ++half) {
       const auto keep = [&](unsigned char* where, const Rows<T>& rows) {
-        bring_rows<kTile>(cuda::shared_address(where), rows, s.batch,
-                          s.query + first + half * kTile, h, kTile, false, &r.kept);
+        bring_rows<kWidth, kTile>(cuda::shared_address(where), rows, s.batch,
+                                  s.query + first + half * kTile, h, kTile, false, &r.kept);
       };
       keep(r.dy[half], {map_dy, dy.at, dy.stride, args.value_dim});
       keep(r.q[half], {map_q, in.q, args.q, args.dim});
@@ -73,8 +74,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       const auto bring = [&](const Rows<T>& rows) {
         r.ring.wait_empty(at);
         std::uint64_t* full = &r.ring.full[at.slot];
-        bring_rows<kTile>(cuda::shared_address(r.tile[at.slot]), rows, s.batch, s.key + key, kh,
-                          static_cast<int>(s.keys) - key, step == cut, full);
+        bring_rows<kWidth, kTile>(cuda::shared_address(r.tile[at.slot]), rows, s.batch, s.key + key,
+                                  kh, static_cast<int>(s.keys) - key, step == cut, full);
         arrive_with_rows(full, step == cut);
         at.next();
       };
@@ -97,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     shift[i] = lse[place] == -INFINITY ? 0 : lse[place] * kLog2E;
     dot[i] = row_dots[place];
   }
-  cuda::GroupSums sums;
+  cuda::GroupTile<kWidth> sums;
   sums.clear();
   cuda::GroupTile<kTile> p, d;
   const auto weigh = [&](int j) {
@@ -125,12 +126,12 @@ __global__ void __launch_bounds__(kThreads, 1)
       at.next();
       r.ring.wait_full(values_at, step == cut);
       cuda::products_begin();
-      begin_scores<T>(d, dy_at, tile_at(values_at));
+      begin_scores<T, kWidth>(d, dy_at, tile_at(values_at));
       cuda::products_commit();
       r.ring.wait_full(at, step == cut);
       const std::uint64_t k_at = tile_at(at);
       cuda::products_begin();
-      begin_scores<T>(p, q_at, k_at);
+      begin_scores<T, kWidth>(p, q_at, k_at);
       cuda::products_commit();
       cuda::products_wait<1>();
       r.ring.release(values_at);
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       unsigned weights[kTile / 16][4];
       as_factor<T>(weights, d.v);
       cuda::products_begin();
-      begin_sums<T>(sums, weights, k_at);
+      begin_sums<T, kWidth>(sums, weights, k_at);
       cuda::products_commit();
       cuda::products_wait<0>();
       sums.settle();
@@ -158,8 +159,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
     for (int n = 0; n < kWidth / 8; ++n) {
       if (n * 8 < args.dim) {
-        *reinterpret_cast<unsigned*>(out + n * 8) = cuda::two_of<T>(
-            sums.v[n * 4 + i * 2] * args.scale, sums.v[n * 4 + i * 2 + 1] * args.scale);
+        *reinterpret_cast<unsigned*>(out + n * 8) =
+            cuda::two_of<T>(sums.v[n][i * 2] * args.scale, sums.v[n][i * 2 + 1] * args.scale);
       }
     }
   }
@@ -174,11 +175,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 // The first 64 channels of keys and values stay in registers: a step reads less from shared memory, and there is room for
 // three tiles of queries, which are needed from a step's first product to its last.
 constexpr int kHeld = 64 / 16;
-constexpr unsigned kKeptBytes = kTileBytes<kTile> - kBlockBytes<kTile>;
-
+template <int kWidth>
 struct KeysRoom {
-  alignas(1024) unsigned char q[3][kTileBytes<kTile>];
-  unsigned char dy[2][kTileBytes<kTile>], k[kKeptBytes], v[kKeptBytes];
+  static constexpr unsigned kKeptBytes = kTileBytes<kWidth, kTile> - kBlockBytes<kTile>;
+  alignas(1024) unsigned char q[3][kTileBytes<kWidth, kTile>];
+  unsigned char dy[2][kTileBytes<kWidth, kTile>], k[kKeptBytes], v[kKeptBytes];
   // Weights, from a thread to the same thread of the other group; before the first weights what is to be held of k, v.
   union {
     float4 told[kTile / 8][cuda::kGroup];
@@ -191,20 +192,20 @@ struct KeysRoom {
   std::uint64_t heard;  // full when there is room for the next weights
   std::int64_t out;     // the first row of the results: makers have no registers to keep it in
 };
-static_assert(kRoomBytes<KeysRoom> <= cuda::kSharedBytes);
+static_assert(kRoomBytes<KeysRoom<256>> <= cuda::kSharedBytes);
 
 // Between the groups: there are weights to read.
 __device__ __forceinline__ void tell() { asm volatile("bar.arrive 1, 256;" ::: "memory"); }
 __device__ __forceinline__ void hear() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
-template <class T>
+template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads, 1)
     keys_back(AttentionArgs args, AttentionInputs<T> in, const __grid_constant__ CUtensorMap map_q,
               const __grid_constant__ CUtensorMap map_k, const __grid_constant__ CUtensorMap map_v,
               const __grid_constant__ CUtensorMap map_dy, Gradient<T> dy, const float* lse,
               const float* row_dots, KeyGradients<T> to) {
   cuda::wait_turn();
-  auto& r = room_of<KeysRoom>();
+  auto& r = room_of<KeysRoom<kWidth>>();
   const auto heads = static_cast<unsigned>(args.key_heads), parts = static_cast<unsigned>(to.count);
   const unsigned part = blockIdx.x % parts, kh = blockIdx.x / parts % heads;
   Sequence s{};
@@ -244,7 +245,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cuda::see_memory();
     const auto lane = static_cast<int>(threadIdx.x % cuda::kWarp);
     if (lane == 0) {
-      cuda::barrier_expect(&r.kept, 2 * kTileBytes<kTile>);
+      cuda::barrier_expect(&r.kept, 2 * kTileBytes<kWidth, kTile>);
       const auto keep = [&](const CUtensorMap& map, unsigned char* held, unsigned char* rest) {
         for (int c = 0; c < kWidth / 64; ++c) {
           unsigned char* where = c == 0 ? held : rest + (c - 1) * kBlockBytes<kTile>;
@@ -278,8 +279,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       const auto left = static_cast<int>(min(s.queries - t, std::int64_t{kTile}));
       const bool cut = args.sequences != 0 && left < kTile;
       const auto bring = [&](unsigned char* where, const Rows<T>& rows, std::uint64_t* full) {
-        bring_rows<kTile>(cuda::shared_address(where), rows, s.batch, s.query + t, head_of(step),
-                          left, cut, full);
+        bring_rows<kWidth, kTile>(cuda::shared_address(where), rows, s.batch, s.query + t,
+                                  head_of(step), left, cut, full);
       };
       r.q_ring.wait_empty(q_at);
       bring(r.q[q_at.slot], {map_q, in.q, args.q, args.dim}, &r.q_ring.full[q_at.slot]);
@@ -304,7 +305,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int lane = threadIdx.x % cuda::kWarp, warp = threadIdx.x / cuda::kWarp % 4;
   const int two = lane % 4 * 2;
   const bool may_be_cut = args.sequences != 0;
-  cuda::GroupSums sums;
+  cuda::GroupTile<kWidth> sums;
   sums.clear();
   cuda::GroupTile<kTile> tile;
   unsigned held[kHeld][4], weights[kTile / 16][4];
@@ -337,7 +338,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const auto begin_add = [&](const unsigned char* rows) {
     as_factor<T>(weights, tile.v);
     cuda::products_begin();
-    begin_sums<T>(sums, weights, cuda::factor_at(cuda::shared_address(rows)));
+    begin_sums<T, kWidth>(sums, weights, cuda::factor_at(cuda::shared_address(rows)));
     cuda::products_commit();
   };
   if (all > 0 && maker_group() == 0) {
@@ -462,7 +463,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int n = 0; n < kWidth / 8; ++n) {
       if (n * 8 < width) {
         to.store(args, static_cast<int>(part), out + place * args.key_heads, before + n * 8 + two,
-                 sums.v[n * 4 + i * 2] * factor, sums.v[n * 4 + i * 2 + 1] * factor);
+                 sums.v[n][i * 2] * factor, sums.v[n][i * 2 + 1] * factor);
       }
     }
   }
@@ -482,12 +483,14 @@ void attention_backward(const KernelCall& call, const float* row_dots, const Key
   const Maps<T> maps(args, in, kTile);
   const CUtensorMap map_dy =
       rows_map(dy.at, args.batch, args.queries, args.heads, args.value_dim, dy.stride, kTile);
-  cuda::launch(queries_back<T>, blocks_of(args, false, kQueries) * args.heads, kThreads,
-               kRoomBytes<QueriesRoom>, 1, stream, args, in, maps.q, maps.k, maps.v, map_dy, dy,
-               lse, row_dots, call.output<T>(0));
-  cuda::launch(keys_back<T>, blocks_of(args, true, kTile) * args.key_heads * to.count, kThreads,
-               kRoomBytes<KeysRoom>, 1, stream, args, in, maps.q, maps.k, maps.v, map_dy, dy, lse,
-               row_dots, to);
+  with_width(args, [&]<int kWidth>(std::integral_constant<int, kWidth>) {
+    cuda::launch(queries_back<T, kWidth>, blocks_of(args, false, kQueries) * args.heads, kThreads,
+                 kRoomBytes<QueriesRoom<kWidth>>, 1, stream, args, in, maps.q, maps.k, maps.v,
+                 map_dy, dy, lse, row_dots, call.output<T>(0));
+    cuda::launch(keys_back<T, kWidth>, blocks_of(args, true, kTile) * args.key_heads * to.count,
+                 kThreads, kRoomBytes<KeysRoom<kWidth>>, 1, stream, args, in, maps.q, maps.k,
+                 maps.v, map_dy, dy, lse, row_dots, to);
+  });
 }
 
 template void attention_backward<F16>(const KernelCall& call, const float* row_dots,

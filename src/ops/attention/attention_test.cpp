@@ -402,10 +402,17 @@ TEST_P(Attention, MatchesOracleForEveryWidth) {
                                                           {64, 128},
                                                           {128, 64},
                                                           {100, 60},
+                                                          {72, 96},
+                                                          {128, 128},
                                                           {256, 256}}) {
     check({{{70, 90}}, 1, 1, dim, value_dim, true}, DType::kF32);
     check({{{1, 90}}, 2, 1, dim, value_dim, true}, DType::kBF16);
     check({{{140, 200}}, 2, 1, dim, value_dim, true}, dim > 64 ? DType::kBF16 : DType::kF16);
+  }
+  // More keys than are on their way at once.
+  for (const std::int64_t dim : {128, 256}) {
+    check({{{150, 700}, {150, 700}}, 2, 1, dim, dim, true}, DType::kBF16);
+    check({{{300, 300}}, 2, 2, dim, dim, true, 100}, DType::kF16);
   }
 }
 
@@ -434,8 +441,10 @@ TEST_P(Attention, ManyHeadsShareKeys) {
   c.sinks = true;
   check(c, DType::kF16);
   c.sequences = {{40, 70}};
-  c.dim = c.value_dim = 136;
-  check(c, DType::kBF16);
+  for (const std::int64_t dim : {128, 136}) {
+    c.dim = c.value_dim = dim;
+    check(c, DType::kBF16);
+  }
 }
 
 TEST_P(Attention, PackedSequencesAreApart) {
@@ -451,7 +460,12 @@ TEST_P(Attention, PackedSequencesAreApart) {
   c.window = 9;
   check(c, DType::kF32);
   check(c, DType::kF16);
-  c.dim = 136;
+  for (const std::int64_t dim : {72, 128, 136}) {
+    c.dim = dim;
+    check(c, DType::kBF16);
+  }
+  c.window = 0;
+  c.dim = c.value_dim = 128;
   check(c, DType::kBF16);
 }
 
@@ -669,7 +683,7 @@ TEST_P(Attention, MemoryGrowsWithTokens) {
 
 TEST_P(Attention, SameBitsOnEveryRun) {
   for (const auto& [dim, dtype] : std::vector<std::pair<std::int64_t, DType>>{
-           {16, DType::kF32}, {24, DType::kBF16}, {136, DType::kBF16}}) {
+           {16, DType::kF32}, {24, DType::kBF16}, {128, DType::kBF16}, {136, DType::kBF16}}) {
     const Case c{{{70, 150}, {70, 150}}, 4, 2, dim, dim, true};
     const Data data = data_of(c, dtype, 3);
     const Tensor q = upload(data.in[kQ], c.shape(false, 4, dim), dtype);
@@ -689,39 +703,49 @@ MT_ON_EVERY_BACKEND(Attention);
 
 }  // namespace
 
+namespace {
+
+void add_bench_cases(std::vector<BenchCase>& cases, std::int64_t tokens, std::int64_t heads,
+                     std::int64_t key_heads, std::int64_t dim, DType dtype) {
+  const auto element = static_cast<std::int64_t>(size_of(dtype));
+  const std::int64_t rows = tokens * heads * dim * element;
+  const std::int64_t keys = tokens * key_heads * dim * element;
+  const std::int64_t products = tokens * (tokens + 1) / 2 * heads * dim * 2;
+  const auto prepare = [=](bool back) {
+    return [=](CommandEncoder& encoder) -> BenchCall {
+      const Tensor q = random_tensor(encoder, {1, tokens, heads, dim}, dtype, 1);
+      const Tensor k = random_tensor(encoder, {1, tokens, key_heads, dim}, dtype, 2);
+      const Tensor v = random_tensor(encoder, {1, tokens, key_heads, dim}, dtype, 3);
+      AttentionOptions options;
+      options.causal = true;
+      if (!back) {
+        return [=, &encoder] {
+          static_cast<void>(ops::attention(encoder, q, k, v, options));
+        };
+      }
+      const auto result = ops::attention(encoder, q, k, v, options);
+      const Tensor dy = random_tensor(encoder, q.shape(), dtype, 4);
+      return [=, &encoder] {
+        static_cast<void>(ops::attention_backward(encoder, q, k, v, result, dy, options));
+      };
+    };
+  };
+  const std::string shape = std::to_string(tokens) + "x" + std::to_string(heads) + "x" +
+                            std::to_string(key_heads) + "x" + std::to_string(dim);
+  cases.push_back(
+      {"", "fwd", shape, dtype, rows + 2 * keys, rows, 3, 1, prepare(false), 2 * products});
+  cases.push_back({"", "bwd", shape, dtype, 3 * rows + 2 * keys, rows + 2 * keys, 5, 3,
+                   prepare(true), 5 * products});
+}
+
+}  // namespace
+
 std::vector<BenchCase> attention_bench_cases() {
   std::vector<BenchCase> cases;
-  const std::int64_t heads = 16, key_heads = 2, dim = 256;  // Qwen3-Next
   for (const std::int64_t tokens : {2048, 16384}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      const auto element = static_cast<std::int64_t>(size_of(dtype));
-      const std::int64_t rows = tokens * heads * dim * element;
-      const std::int64_t keys = tokens * key_heads * dim * element;
-      const std::int64_t products = tokens * (tokens + 1) / 2 * heads * dim * 2;
-      const auto prepare = [=](bool back) {
-        return [=](CommandEncoder& encoder) -> BenchCall {
-          const Tensor q = random_tensor(encoder, {1, tokens, heads, dim}, dtype, 1);
-          const Tensor k = random_tensor(encoder, {1, tokens, key_heads, dim}, dtype, 2);
-          const Tensor v = random_tensor(encoder, {1, tokens, key_heads, dim}, dtype, 3);
-          AttentionOptions options;
-          options.causal = true;
-          if (!back) {
-            return [=, &encoder] {
-              static_cast<void>(ops::attention(encoder, q, k, v, options));
-            };
-          }
-          const auto result = ops::attention(encoder, q, k, v, options);
-          const Tensor dy = random_tensor(encoder, q.shape(), dtype, 4);
-          return [=, &encoder] {
-            static_cast<void>(ops::attention_backward(encoder, q, k, v, result, dy, options));
-          };
-        };
-      };
-      const std::string shape = std::to_string(tokens) + "x16x2x256";
-      cases.push_back(
-          {"", "fwd", shape, dtype, rows + 2 * keys, rows, 3, 1, prepare(false), 2 * products});
-      cases.push_back({"", "bwd", shape, dtype, 3 * rows + 2 * keys, rows + 2 * keys, 5, 3,
-                       prepare(true), 5 * products});
+      add_bench_cases(cases, tokens, 16, 2, 256, dtype);  // Qwen3-Next
+      add_bench_cases(cases, tokens, 16, 8, 128, dtype);  // Qwen3
     }
   }
   return cases;

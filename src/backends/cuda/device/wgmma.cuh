@@ -1,5 +1,5 @@
-// What only compute capability 9.0 has: products of 64 × 256 × 16 by four warps (wgmma) from tiles in shared memory,
-// and tiles that the copy engine brings there. For files compiled for sm_90a (<op>_hopper*.cu).
+// What only compute capability 9.0 has: products of 64 rows, up to 256 columns and a depth of 16 by four warps (wgmma)
+// from tiles in shared memory, and tiles that the copy engine brings there. For files compiled for sm_90a (<op>_hopper*.cu).
 //
 // Tiles have rows of 128 bytes, 64 numbers; of the row r (counted from an address that 1024 divides) the 16 bytes c
 // stand at c ^ (r % 8), which keeps every access free of bank conflicts: the copy engine and wgmma call it the swizzle
@@ -64,92 +64,13 @@ __device__ __forceinline__ void see_writes() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Sums of 64 × 256 over the threads of a group.
-struct GroupSums {
-  float v[128];
-
-  // Nobody reads the registers before this.
-  __device__ __forceinline__ void settle() {
-#pragma unroll
-    for (int i = 0; i < 128; ++i) asm volatile("" : "+f"(v[i])::"memory");
-  }
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < 128; ++i) v[i] = 0;
-  }
-};
-
-// Thread t of a group has, of the rows (t / 32)·16 + t % 32 / 4 (half 0) and 8 below (half 1) and of each 8 columns
-// `eight`, the two from t % 4 · 2 on: v[eight·4 + half·2 ...].
-#define MT_SUMS_8(i)                                                                    \
-  "+f"(sums.v[i]), "+f"(sums.v[(i) + 1]), "+f"(sums.v[(i) + 2]), "+f"(sums.v[(i) + 3]), \
-      "+f"(sums.v[(i) + 4]), "+f"(sums.v[(i) + 5]), "+f"(sums.v[(i) + 6]), "+f"(sums.v[(i) + 7])
-#define MT_SUMS_64(i)                                                                              \
-  MT_SUMS_8(i), MT_SUMS_8((i) + 8), MT_SUMS_8((i) + 16), MT_SUMS_8((i) + 24), MT_SUMS_8((i) + 32), \
-      MT_SUMS_8((i) + 40), MT_SUMS_8((i) + 48), MT_SUMS_8((i) + 56)
-#define MT_WGMMA(type)                                                                             \
-  asm volatile(                                                                                    \
-      "{\n .reg .pred p;\n setp.ne.b32 p, %130, 0;\n"                                              \
-      " wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type                                \
-      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, "    \
-      "%19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, " \
-      "%37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, " \
-      "%55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, " \
-      "%73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, " \
-      "%91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, "    \
-      "%107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, " \
-      "%122, %123, %124, %125, %126, %127}, %128, %129, p, 1, 1, %131, %132;\n}"                   \
-      : MT_SUMS_64(0), MT_SUMS_64(64)                                                              \
-      : "l"(a), "l"(b), "r"(add), "n"(kTurnedA ? 1 : 0), "n"(kTurnedB ? 1 : 0))
-
-// sums = a·b, or + a·b where add is not 0, for 16 steps of the depth; done at products_wait.
-template <class T, bool kTurnedA, bool kTurnedB>
-__device__ __forceinline__ void group_product(GroupSums& sums, std::uint64_t a, std::uint64_t b,
-                                              int add) {
-  if constexpr (std::is_same_v<T, BF16>) {
-    MT_WGMMA("bf16");
-  } else {
-    MT_WGMMA("f16");
-  }
-}
-#undef MT_WGMMA
-
-#define MT_WGMMA_KEPT(type)                                                                        \
-  asm volatile(                                                                                    \
-      "{\n .reg .pred p;\n setp.eq.b32 p, 0, 0;\n"                                                 \
-      " wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type                                \
-      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "              \
-      "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "                \
-      "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "                \
-      "%62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, "                \
-      "%77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, "                \
-      "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, "               \
-      "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, "             \
-      "%119, %120, %121, %122, %123, %124, %125, %126, %127}, {%128, %129, %130, %131}, %132, p, " \
-      "1, 1, %133;\n}"                                                                             \
-      : MT_SUMS_64(0), MT_SUMS_64(64)                                                              \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(kTurnedB ? 1 : 0))
-
-// sums += a·b with 16 columns of a in registers, as scores leave them there, which must stay until products_wait.
-template <class T, bool kTurnedB>
-__device__ __forceinline__ void add_group_product(GroupSums& sums, const unsigned (&a)[4],
-                                                  std::uint64_t b) {
-  if constexpr (std::is_same_v<T, BF16>) {
-    MT_WGMMA_KEPT("bf16");
-  } else {
-    MT_WGMMA_KEPT("f16");
-  }
-}
-#undef MT_WGMMA_KEPT
-#undef MT_SUMS_64
-#undef MT_SUMS_8
-
-// Sums of 64 × kCols, as GroupSums has them: v[eight][half·2 ...].
+// Sums of 64 × kCols over the threads of a group. Thread t has, of the rows (t / 32)·16 + t % 32 / 4 (half 0) and 8 below
+// (half 1) and of each 8 columns `eight`, the two from t % 4 · 2 on: v[eight][half·2 ...].
 template <int kCols>
 struct GroupTile {
   float v[kCols / 8][4];
 
+  // Nobody reads the registers before this.
   __device__ __forceinline__ void settle() {
 #pragma unroll
     for (int i = 0; i < kCols / 2; ++i) asm volatile("" : "+f"(v[i / 4][i % 4])::"memory");
@@ -195,7 +116,7 @@ struct GroupTile {
         MT_EIGHT(13), MT_EIGHT(14), MT_EIGHT(15)                                                   \
       : "l"(a), "l"(b), "r"(add), "n"(kTurnedA ? 1 : 0), "n"(kTurnedB ? 1 : 0))
 
-// The same for 64, 80 and 128 columns.
+// sums = a·b, or + a·b where add is not 0, for 16 steps of the depth; done at products_wait. 64, 80 or 128 columns.
 template <class T, bool kTurnedA, bool kTurnedB, int kCols>
 __device__ __forceinline__ void group_product(GroupTile<kCols>& sums, std::uint64_t a,
                                               std::uint64_t b, int add) {
@@ -226,23 +147,77 @@ __device__ __forceinline__ void group_product(GroupTile<kCols>& sums, std::uint6
   asm volatile(                                                                                    \
       "{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"                                               \
       " wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                 \
-      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "              \
-      "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "               \
-      "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"                                                \
+      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "         \
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, "         \
+      "%34, %35}, %36, p, 1, 1, %38;\n}"                                                           \
       : MT_EIGHT(0), MT_EIGHT(1), MT_EIGHT(2), MT_EIGHT(3), MT_EIGHT(4), MT_EIGHT(5), MT_EIGHT(6), \
         MT_EIGHT(7)                                                                                \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kTurnedB ? 1 : 0))
 
-// The same for 64 columns with a in registers, as load_matrices finds it there.
-template <class T, bool kTurnedB>
-__device__ __forceinline__ void group_product(GroupTile<64>& sums, const unsigned (&a)[4],
+#define MT_WGMMA_KEPT_128(type)                                                                    \
+  asm volatile(                                                                                    \
+      "{\n .reg .pred p;\n setp.ne.b32 p, %69, 0;\n"                                               \
+      " wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                                \
+      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "         \
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "           \
+      "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "           \
+      "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, {%64, %65, "         \
+      "%66, %67}, %68, p, 1, 1, %70;\n}"                                                           \
+      : MT_EIGHT(0), MT_EIGHT(1), MT_EIGHT(2), MT_EIGHT(3), MT_EIGHT(4), MT_EIGHT(5), MT_EIGHT(6), \
+        MT_EIGHT(7), MT_EIGHT(8), MT_EIGHT(9), MT_EIGHT(10), MT_EIGHT(11), MT_EIGHT(12),           \
+        MT_EIGHT(13), MT_EIGHT(14), MT_EIGHT(15)                                                   \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kTurnedB ? 1 : 0))
+
+#define MT_WGMMA_KEPT_256(type)                                                                    \
+  asm volatile(                                                                                    \
+      "{\n .reg .pred p;\n setp.ne.b32 p, %133, 0;\n"                                              \
+      " wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type                                \
+      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "         \
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "           \
+      "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "           \
+      "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, "           \
+      "%66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, "           \
+      "%82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, "           \
+      "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "         \
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, "             \
+      "%125, %126, %127}, {%128, %129, %130, %131}, %132, p, 1, 1, %134;\n}"                       \
+      : MT_EIGHT(0), MT_EIGHT(1), MT_EIGHT(2), MT_EIGHT(3), MT_EIGHT(4), MT_EIGHT(5), MT_EIGHT(6), \
+        MT_EIGHT(7), MT_EIGHT(8), MT_EIGHT(9), MT_EIGHT(10), MT_EIGHT(11), MT_EIGHT(12),           \
+        MT_EIGHT(13), MT_EIGHT(14), MT_EIGHT(15), MT_EIGHT(16), MT_EIGHT(17), MT_EIGHT(18),        \
+        MT_EIGHT(19), MT_EIGHT(20), MT_EIGHT(21), MT_EIGHT(22), MT_EIGHT(23), MT_EIGHT(24),        \
+        MT_EIGHT(25), MT_EIGHT(26), MT_EIGHT(27), MT_EIGHT(28), MT_EIGHT(29), MT_EIGHT(30),        \
+        MT_EIGHT(31)                                                                               \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(kTurnedB ? 1 : 0))
+
+// The same for 64, 128 and 256 columns with 16 columns of a in registers, as load_matrices finds it there and as_factor
+// leaves it, which must stay until products_wait.
+template <class T, bool kTurnedB, int kCols>
+__device__ __forceinline__ void group_product(GroupTile<kCols>& sums, const unsigned (&a)[4],
                                               std::uint64_t b, int add) {
-  if constexpr (std::is_same_v<T, BF16>) {
-    MT_WGMMA_KEPT_64("bf16");
+  constexpr bool kBrain = std::is_same_v<T, BF16>;
+  if constexpr (kCols == 64) {
+    if constexpr (kBrain) {
+      MT_WGMMA_KEPT_64("bf16");
+    } else {
+      MT_WGMMA_KEPT_64("f16");
+    }
+  } else if constexpr (kCols == 128) {
+    if constexpr (kBrain) {
+      MT_WGMMA_KEPT_128("bf16");
+    } else {
+      MT_WGMMA_KEPT_128("f16");
+    }
   } else {
-    MT_WGMMA_KEPT_64("f16");
+    static_assert(kCols == 256);
+    if constexpr (kBrain) {
+      MT_WGMMA_KEPT_256("bf16");
+    } else {
+      MT_WGMMA_KEPT_256("f16");
+    }
   }
 }
+#undef MT_WGMMA_KEPT_256
+#undef MT_WGMMA_KEPT_128
 #undef MT_WGMMA_KEPT_64
 #undef MT_WGMMA_128
 #undef MT_WGMMA_80
