@@ -5,7 +5,8 @@
 //            y[p] = x[p]·cos θ − x[q]·sin θ;  y[q] = x[p]·sin θ + x[q]·cos θ;  channels from dims on: y = x
 // Gradient   dx is dy turned back: the same with −θ. offset and periods have none.
 // Layout     x, y: [B, …, T, D]; T is the axis before the last. offset: a number, or on the device [1] or [B] i32;
-//            periods: [h] f32. Strided inputs are copied first.
+//            periods: [h] f32. Strided inputs are copied first, but for x with four axes that lies as [B, T, H, D] with
+//            its middle axes exchanged: y then lies alike.
 // Types      x: f32, f16, bf16. Angles are made in f64 and taken modulo 2π before they become f32, so that far
 //            positions keep their accuracy; products are f32, rounded once.
 // Cost       reads 1, writes 1 element each; one sine and cosine for each t and j, whatever the number of heads

@@ -33,13 +33,20 @@ Tensor turn(CommandEncoder& encoder, const Tensor& x, const RopeOptions& options
   args.scale = options.scale;
   args.traditional = options.traditional;
   args.back = back;
-  const Tensor dense = encoder.contiguous(x);
+  // As projections leave it.
+  const bool by_token =
+      rank == 4 && !x.is_contiguous() && x.transpose({0, 2, 1, 3}).is_contiguous();
+  args.head_step = by_token ? args.cols : args.tokens * args.cols;
+  args.token_step = by_token ? args.heads * args.cols : args.cols;
+  const Tensor dense = by_token ? x : encoder.contiguous(x);
   const auto dense_or_absent = [&](const Tensor& t) {
     return t.defined() ? encoder.contiguous(t) : t;
   };
   const Tensor offsets = dense_or_absent(options.offsets);
   const Tensor periods = dense_or_absent(options.periods);
-  Tensor y = encoder.empty(x.shape(), x.dtype());
+  Tensor y = by_token ? encoder.empty({x.dim(0), x.dim(2), x.dim(1), x.dim(3)}, x.dtype())
+                            .transpose({0, 2, 1, 3})
+                      : encoder.empty(x.shape(), x.dtype());
   if (y.size() != 0) encoder.dispatch(kTurn, x.dtype(), args, {dense, offsets, periods}, {y});
   return y;
 }

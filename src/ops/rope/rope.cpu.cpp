@@ -63,7 +63,7 @@ HWY_INLINE void turn_pairs(const T* x, T* y, std::size_t h, const float* c, cons
 template <class T>
 void rope_fwd(const KernelCall& call) {
   const auto& args = call.as<RopeArgs>();
-  const T* x = call.input<T>(0);  // [batch, heads, tokens, cols]
+  const T* x = call.input<T>(0);  // [batch, heads, tokens, cols], the middle two by their steps
   const auto* offsets = call.input<std::int32_t>(1);
   const auto* periods = call.input<float>(2);
   T* y = call.output<T>(0);
@@ -76,7 +76,8 @@ void rope_fwd(const KernelCall& call) {
     angles(args, periods, position, c, s);
     const auto h = static_cast<std::size_t>(args.half);
     for (std::int64_t head = 0; head < args.heads; ++head) {
-      const std::int64_t at = ((b * args.heads + head) * args.tokens + t) * args.cols;
+      const std::int64_t at =
+          b * args.heads * args.tokens * args.cols + head * args.head_step + t * args.token_step;
       args.traditional != 0 ? turn_pairs(x + at, y + at, h, c, s)
                             : turn_halves(x + at, y + at, h, c, s);
       std::copy(x + at + 2 * args.half, x + at + args.cols, y + at + 2 * args.half);

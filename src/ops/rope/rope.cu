@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t j = i % lanes;
   const std::int64_t t = i / lanes % args.tokens;
   const std::int64_t b = i / lanes / args.tokens;
-  const std::int64_t step = args.tokens * args.cols;  // from head to head
-  const std::int64_t at = b * args.heads * step + t * args.cols;
+  const std::int64_t step = args.head_step;
+  const std::int64_t at = b * args.heads * args.tokens * args.cols + t * args.token_step;
   x += at;
   y += at;
   if (j >= args.half) {

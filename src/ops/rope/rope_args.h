@@ -7,6 +7,7 @@ namespace mlxtape::ops {
 
 struct RopeArgs {
   std::int64_t batch, heads, tokens, cols;  // x [batch, heads, tokens, cols]
+  std::int64_t head_step, token_step;       // from one to the next, of x and y
   std::int64_t half;                        // pairs
   std::int64_t offset;
   std::int64_t offsets;  // how many: 0, 1 or batch
@@ -15,6 +16,6 @@ struct RopeArgs {
   std::int32_t traditional;
   std::int32_t back;  // turn by −θ
 };
-static_assert(sizeof(RopeArgs) == 80, "host and device must agree");
+static_assert(sizeof(RopeArgs) == 96, "host and device must agree");
 
 }  // namespace mlxtape::ops

@@ -147,6 +147,32 @@ TEST_P(Rope, AnyNumberOfAxes) {
   }
 }
 
+// Tokens before heads, as projections leave them: no copy is made, and the results lie alike.
+TEST_P(Rope, HeadsOfATokenSideBySide) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const bool traditional : {false, true}) {
+      const Case c{2, 3, 17, 40, 32, traditional, 5, {1, 30}};
+      Noise noise(9);
+      const auto n = *element_count(c.shape());
+      const auto x = random_values(noise, n, dtype), dy = random_values(noise, n, dtype);
+      const auto by_token = [&](const std::vector<double>& v) {
+        const Tensor dense = upload(v, c.shape(), dtype);
+        return encoder().contiguous(dense.transpose({0, 2, 1, 3})).transpose({0, 2, 1, 3});
+      };
+      Tape tape(encoder());
+      const Tensor in = tape.watch(by_token(x));
+      const Tensor y = ops::rope(tape, in, options_of(c, false));
+      EXPECT_EQ(y.shape(), c.shape());
+      EXPECT_TRUE(y.transpose({0, 2, 1, 3}).is_contiguous());
+      expect_close("y", download(encoder().contiguous(y)), oracle(c, x, false), dtype, 2);
+      tape.backward(y, by_token(dy));
+      expect_close("dx", download(tape.grad(in)), oracle(c, dy, true), dtype, 2);
+      const Tensor dx = ops::rope_backward(encoder(), by_token(dy), options_of(c, false));
+      EXPECT_TRUE(dx.transpose({0, 2, 1, 3}).is_contiguous());
+    }
+  }
+}
+
 // A million positions in: the angle has 20 more bits than f32 keeps.
 TEST_P(Rope, FarPositionsAreExact) { check({1, 1, 4, 64, 64, false, 1000003}, DType::kF32); }
 
