@@ -36,7 +36,7 @@ Tensor head_kl(Tape& tape, const Tensor& hidden, const nn::Weight& head, const H
   return nn::head_loss(
       tape, hidden, head, rows,
       [&](const nn::HeadRows& chunk) { return compare(encoder, chunk, teacher, how); },
-      {ops::Reduction::kMean, options.chunk_rows});
+      options.chunk_rows);
 }
 
 }  // namespace mlxtape::jobs

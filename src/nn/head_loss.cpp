@@ -84,8 +84,7 @@ void head_loss_pullback(Pullback& pullback) {
   }
 }
 
-void check(const Tape& tape, const Tensor& hidden, const Weight& head,
-           const HeadLossOptions& options) {
+void check(const Tape& tape, const Tensor& hidden, const Weight& head, std::int64_t chunk_rows) {
   if (hidden.rank() != 2) {
     throw Error(Errc::kShape,
                 "head_loss: hidden must be [rows, width], got " + to_string(hidden.shape()));
@@ -97,9 +96,9 @@ void check(const Tape& tape, const Tensor& hidden, const Weight& head,
   if (!head.is_packed() && tape.wants({head.plain})) {
     throw Error(Errc::kNoGradient, "head_loss: a plain head must not be watched");
   }
-  if (options.chunk_rows < 0) {
-    throw Error(Errc::kArgument, "head_loss: chunk_rows must be at least 0, got " +
-                                     std::to_string(options.chunk_rows));
+  if (chunk_rows < 0) {
+    throw Error(Errc::kArgument,
+                "head_loss: chunk_rows must be at least 0, got " + std::to_string(chunk_rows));
   }
 }
 
@@ -111,16 +110,16 @@ std::int64_t head_chunk_rows(Backend backend, std::int64_t classes, DType dtype)
 }
 
 Tensor head_loss(Tape& tape, const Tensor& hidden, const Weight& head, const ops::LossRows& rows,
-                 const HeadRowsLoss& loss_of, const HeadLossOptions& options) {
-  check(tape, hidden, head, options);
+                 const HeadRowsLoss& loss_of, std::int64_t chunk_rows) {
+  check(tape, hidden, head, chunk_rows);
   CommandEncoder& encoder = tape.encoder();
   const std::int64_t count = hidden.dim(0);
   const bool packed = head.is_packed();
   const bool of_hidden = tape.wants({hidden});
   const bool of_params = packed && tape.wants({head.packed.scales, head.packed.biases});
   const std::int64_t each =
-      options.chunk_rows > 0 ? options.chunk_rows
-                             : head_chunk_rows(encoder.backend(), head.shape()[0], hidden.dtype());
+      chunk_rows > 0 ? chunk_rows
+                     : head_chunk_rows(encoder.backend(), head.shape()[0], hidden.dtype());
   Gradients sum;
   if (of_hidden) sum.hidden = encoder.empty(hidden.shape(), hidden.dtype());
   if (of_params) {
@@ -136,7 +135,7 @@ Tensor head_loss(Tape& tape, const Tensor& hidden, const Weight& head, const ops
                {start, stop, {}, rows.slice(start, stop), losses.slice(0, start, stop)}, loss_of,
                sum);
   }
-  Tensor loss = ops::loss_rows_reduce(encoder, losses, rows, options.reduction);
+  Tensor loss = ops::loss_rows_reduce(encoder, losses, rows, ops::Reduction::kSum);
   if (of_hidden || of_params) {
     const Tensor& scales = packed ? head.packed.scales : head.plain;
     const Tensor& biases = packed ? head.packed.biases : head.plain;
@@ -156,14 +155,14 @@ Tensor head_cross_entropy(Tape& tape, const Tensor& hidden, const Weight& head,
   const ops::LossRows rows =
       ops::loss_rows(encoder, hidden.dim(0),
                      {how.mask, targets, head.shape()[0], how.ignore_index, how.reduction});
-  return head_loss(tape, hidden, head, rows,
-                   [&](const HeadRows& chunk) {
-                     ops::cross_entropy_rows(encoder, chunk.logits, chunk.rows, how.label_smoothing,
-                                             chunk.losses,
-                                             chunk.gradient ? chunk.logits : Tensor());
-                     return chunk.logits;
-                   },
-                   {how.reduction, chunk_rows});
+  return head_loss(
+      tape, hidden, head, rows,
+      [&](const HeadRows& chunk) {
+        ops::cross_entropy_rows(encoder, chunk.logits, chunk.rows, how.label_smoothing,
+                                chunk.losses, chunk.gradient ? chunk.logits : Tensor());
+        return chunk.logits;
+      },
+      chunk_rows);
 }
 
 }  // namespace mlxtape::nn

@@ -25,17 +25,12 @@ struct HeadRows {
 // Writes the losses; returns the gradient of the logits for a loss' of 1, where wanted.
 using HeadRowsLoss = std::function<Tensor(const HeadRows&)>;
 
-struct HeadLossOptions {
-  ops::Reduction reduction = ops::Reduction::kMean;
-  std::int64_t chunk_rows = 0;  // at a time; 0: head_chunk_rows
-};
-
 // As many rows of logits as are quick and small, on this kind of device.
 std::int64_t head_chunk_rows(Backend backend, std::int64_t classes, DType dtype);
 
-// hidden: [rows, width].
+// hidden: [rows, width]; rows: of a sum or a mean. chunk_rows: rows of logits at a time, 0: head_chunk_rows.
 Tensor head_loss(Tape& tape, const Tensor& hidden, const Weight& head, const ops::LossRows& rows,
-                 const HeadRowsLoss& loss_of, const HeadLossOptions& options = {});
+                 const HeadRowsLoss& loss_of, std::int64_t chunk_rows = 0);
 
 // targets: [rows]. Sum or mean.
 Tensor head_cross_entropy(Tape& tape, const Tensor& hidden, const Weight& head,
