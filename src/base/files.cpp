@@ -1,6 +1,7 @@
 #include "mlxtape/base/files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -96,6 +97,19 @@ void sync_folder(const std::string& path, const char* who) {
   close(folder);
   // Some file systems keep no names that could be brought anywhere, and say so.
   if (reason != 0 && reason != EINVAL) fail_io(who, path, "writable", reason);
+}
+
+FolderLock::FolderLock(const std::string& path)
+    : folder_(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (folder_ < 0 || ::flock(folder_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+  ::close(folder_);
+  throw Error(Errc::kIo, path +
+                             ": is in use: another run is under way there; wait for it, or take "
+                             "another folder");
+}
+
+FolderLock::~FolderLock() {
+  if (folder_ >= 0) ::close(folder_);
 }
 
 MappedFile::MappedFile(const std::string& path, const char* who) {

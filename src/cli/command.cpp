@@ -27,18 +27,19 @@ Device& Globals::device() const {
 
 Device& Globals::device_or_cpu() const { return named(device_name, Backend::kCpu); }
 
+std::string shell_word(const std::string& word) {
+  const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%^";
+  if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
+  std::string out = "'";
+  for (const char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
+  return out + "'";
+}
+
 std::string Globals::again_with(const std::string& flag) const {
-  const auto quoted = [](const std::string& word) {
-    const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%^";
-    if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
-    std::string out = "'";
-    for (const char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
-    return out + "'";
-  };
   std::string line;
   bool is_there = false;
   for (const std::string& word : arguments) {
-    line += (line.empty() ? "" : " ") + quoted(word);
+    line += (line.empty() ? "" : " ") + shell_word(word);
     is_there = is_there || word == flag;
   }
   return is_there ? line : line + " " + flag;

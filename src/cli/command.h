@@ -48,6 +48,9 @@ struct Globals {
   Device& device_or_cpu() const;
 };
 
+// A word as a shell takes it.
+std::string shell_word(const std::string& word);
+
 // A subcommand: one sentence, and examples as a user types them, a line each.
 CLI::App* add_command(CLI::App& app, const std::string& name, const std::string& sentence,
                       const std::string& examples);

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // A folder that is there must be a demo's: models in it are replaced.
-void expect_place(const DemoFlags& flags) {
+void expect_place(const Globals& globals, const DemoFlags& flags) {
   const std::string& out = flags.out;
   const bool goes_on = has_demo_state(out);
   if (goes_on && !flags.resume) {
@@ -25,7 +25,8 @@ void expect_place(const DemoFlags& flags) {
                                "/state: holds a demo that is not done; --resume goes on with it, "
                                "and once that folder is removed one begins anew");
   }
-  if (!goes_on && flags.resume) remark(out + "/state: holds no demo yet, one begins");
+  if (!goes_on && flags.resume && !globals.quiet)
+    remark(out + "/state: holds no demo yet, one begins");
   std::error_code reason;
   if (!fs::exists(out, reason)) return;
   const bool is_ours = fs::exists(fs::path(out) / "demo.json", reason);
@@ -57,14 +58,15 @@ void print_tables(const DemoResult& result) {
 }
 
 void demo(const Globals& globals, const DemoFlags& flags) {
-  expect_place(flags);
+  expect_place(globals, flags);
   const Interrupts interrupts("stopping after this step");
   const DemoResult result = run_demo(globals, flags);
   if (globals.json) return print_json(to_json(result));
   print_tables(result);
   print("\n" + human_time(result.seconds) + " in all. " + flags.out +
         "/report.html shows how it went;\nthe models are directories in MLX format:\n" +
-        "  mlxtape generate --model " + flags.out + "/4bit --prompt 'plus 17+25>'\n");
+        "  mlxtape generate --model " + shell_word(flags.out + "/4bit") +
+        " --prompt 'plus 17+25>'\n");
 }
 
 }  // namespace

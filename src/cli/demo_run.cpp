@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "backends/cpu/targets.h"
 #include "command.h"
@@ -17,6 +18,7 @@
 #include "mlxtape/models/size.h"
 #include "model_flags.h"
 #include "output.h"
+#include "places.h"
 #include "progress.h"
 #include "report.h"
 #include "training.h"
@@ -69,6 +71,7 @@ class Demo {
   void keep();  // progress.json, with the time up to now
   double& seconds_of(const std::string& stage);
   StateFlags state_of(const std::string& job) const;
+  void enter();
   void begin();
   void go_on();
   jobs::TrainOptions training(std::int64_t iterations) const;
@@ -93,6 +96,8 @@ class Demo {
   models::Model reference_;  // the full one, as it was saved
   std::string stage_;
   Clock::time_point stage_begun_;
+  std::optional<FolderLock> lock_;  // of all that is in out
+  bool is_accepted_ = true;         // off: a state is there, and may be of other flags
   // Of the loop that is under way.
   std::unique_ptr<Progress> bar_;
   double loss_ = 0;
@@ -140,6 +145,7 @@ void Demo::keep() {
     result_.training.peak_bytes = std::max(result_.training.peak_bytes, peak);
   }
   result_.peak_bytes = std::max(result_.peak_bytes, peak_memory(device, peak));
+  if (!is_accepted_) return;
   write_whole(path(kProgress), demo_progress(result_).dump(2) + "\n", "demo");
 }
 
@@ -152,20 +158,38 @@ StateFlags Demo::state_of(const std::string& job) const {
 
 // Scores of steps after the state are found out again.
 void Demo::go_on() {
+  is_accepted_ = false;
   const std::string file = path(kProgress);
-  read_demo_progress(Json::parse(read_whole(file, "demo"), file), result_);
+  try {
+    read_demo_progress(Json::parse(read_whole(file, "demo"), file), result_);
+  } catch (const Error& e) {
+    throw Error(Errc::kIo, file + ": must be what a demo has kept there, got this: " + e.what() +
+                               "; once " + path(kState) + " is removed one begins anew");
+  }
 }
 
-void Demo::begin() {
-  stage("preparing");
+// Nobody else is in the folder, and what one has left there that was killed while it wrote is gone.
+void Demo::enter() {
   std::error_code reason;
-  fs::create_directories(path("tokenizer"), reason);
-  if (!reason) fs::create_directories(path(kState), reason);
+  fs::create_directories(flags_.out, reason);
   if (reason) {
     throw Error(Errc::kIo,
                 flags_.out + ": must be a folder that can be made, got " + reason.message());
   }
-  write_whole(path("demo.json"), "{}\n", "demo");
+  lock_.emplace(flags_.out);
+  write_whole(path("demo.json"), "{}\n", "demo");  // from now on it is a demo's
+  for (const char* name : {"demo.json", "report.html", kProgress, "tokenizer/tokenizer.json",
+                           "tokenizer/tokenizer_config.json", "full", "4bit", "2bit", "2bit-dwq"}) {
+    remove_left_over(path(name));
+  }
+  for (const char* folder : {"tokenizer", kState}) {
+    if (!reason) fs::create_directories(path(folder), reason);
+  }
+  if (reason) throw Error(Errc::kIo, flags_.out + ": must be writable, got " + reason.message());
+}
+
+void Demo::begin() {
+  stage("preparing");
   write_byte_tokenizer(path("tokenizer"));
 
   Device& device = encoder_->device();
@@ -318,6 +342,7 @@ void Demo::train() {
   const auto start = Clock::now() - scoring_;
   const auto goes_on = hooks.on_resumed;
   hooks.on_resumed = [&](std::int64_t step) {
+    is_accepted_ = true;
     goes_on(step);
     std::erase_if(result_.points, [&](const DemoPoint& point) { return point.step > step; });
   };
@@ -335,7 +360,8 @@ void Demo::train() {
   options.fit.folder = state.folder;
   options.fit.resume = state.resume;
   options.fit.save_every = every;
-  options.fit.fingerprint = {{"cases", std::to_string(flags_.cases)}};
+  options.fit.fingerprint = {{"cases", std::to_string(flags_.cases)},
+                             {"seed", std::to_string(flags_.seed)}};
   const double seconds = seconds_of(kTraining);
   jobs::FitResult fit = jobs::train(*encoder_, model_, {samples, {}, {}}, options, hooks).fit;
   encoder_->set_trace(nullptr);
@@ -464,6 +490,7 @@ void Demo::forget() {
 }
 
 const DemoResult& Demo::run() {
+  enter();
   if (flags_.resume && has_demo_state(flags_.out)) go_on();
   begin();
   choose_iterations();

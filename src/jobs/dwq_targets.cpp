@@ -17,6 +17,7 @@ namespace fs = std::filesystem;
 using formats::Json;
 
 constexpr const char* kHash = "hash";
+constexpr const char* kMadeAnew = ": remove this file, and it is made anew";
 constexpr const char* kFormat = "mlxtape targets 2";
 
 // FNV-1a of 64 bits.
@@ -133,9 +134,15 @@ BatchTargets targets_of(CommandEncoder& encoder, const models::Model& teacher, c
   return all;
 }
 
-// Of what a batch's file holds, in the file's own metadata: a bit that changed on the disk must not be learned from.
-std::string hash_of(CommandEncoder& encoder, const BatchTargets& targets) {
+// What the hash of a batch's file, in its own metadata, begins with: the manifest and the batch. A file of another set, or
+// one with another's name, must not be learned from, nor one of which a bit has changed on the disk.
+Hash hash_for(const Json& manifest, bool train, std::int64_t number) {
   Hash hash;
+  hash.add(manifest.dump() + (train ? " train " : " valid ") + std::to_string(number));
+  return hash;
+}
+
+std::string hash_of(CommandEncoder& encoder, const BatchTargets& targets, Hash hash) {
   for (const Tensor& t : {targets.values, targets.indices}) {
     std::vector<std::byte> bytes(t.bytes());
     encoder.download(t, bytes.data(), bytes.size());
@@ -145,11 +152,19 @@ std::string hash_of(CommandEncoder& encoder, const BatchTargets& targets) {
 }
 
 void write_batch(CommandEncoder& encoder, const std::string& path, const BatchTargets& targets,
-                 const Batch& batch) {
+                 const Batch& batch, const Hash& hash) {
   const Shape shape{batch.rows, batch.length, targets.values.dim(1)};
   const formats::NamedTensor tensors[] = {{"logits", targets.values.reshape(shape)},
                                           {"indices", targets.indices.reshape(shape)}};
-  formats::write_safetensors(path, tensors, {{kHash, hash_of(encoder, targets)}});
+  formats::write_safetensors(path, tensors, {{kHash, hash_of(encoder, targets, hash)}});
+}
+
+formats::SafetensorsFile open_batch(const std::string& path) {
+  try {
+    return formats::SafetensorsFile(path);
+  } catch (const Error& e) {
+    throw Error(e.code(), std::string(e.what()) + kMadeAnew);
+  }
 }
 
 }  // namespace
@@ -179,6 +194,11 @@ WroteTargets write_targets(CommandEncoder& encoder, const models::Model& teacher
   } else {
     std::error_code failed;
     for (const char* split : {"/train", "/valid"}) {
+      if (fs::exists(folder + split, failed) && !fs::is_empty(folder + split, failed)) {
+        throw Error(Errc::kIo, folder + split +
+                                   ": holds targets, but there is no manifest.json that says what "
+                                   "they were made from; remove them, or take another folder");
+      }
       fs::create_directories(folder + split, failed);
       if (failed) {
         throw Error(Errc::kIo, "targets: " + folder + split + ": " + failed.message());
@@ -198,7 +218,8 @@ WroteTargets write_targets(CommandEncoder& encoder, const models::Model& teacher
       const Batch batch =
           train ? plan.train->at(number) : (*plan.valid)[static_cast<std::size_t>(number)];
       check_batch("targets", teacher, batch);
-      write_batch(encoder, path, targets_of(encoder, teacher, batch, k), batch);
+      write_batch(encoder, path, targets_of(encoder, teacher, batch, k), batch,
+                  hash_for(manifest, train, number));
       ++result.written;
     }
     if (hooks.progress) hooks.progress(i + 1, all);
@@ -217,6 +238,7 @@ Targets::Targets(std::string folder, const TargetsPlan& plan, std::int64_t vocab
   }
   const Json manifest = manifest_of(plan, vocabulary);
   check_manifest(folder_, manifest);
+  manifest_ = manifest;
   identity_ = manifest.dump();
   const std::int64_t counts[] = {size_of_valid(plan), train_batches_};
   for (const bool train : {false, true}) {
@@ -233,7 +255,7 @@ Targets::Targets(std::string folder, const TargetsPlan& plan, std::int64_t vocab
 BatchTargets Targets::load(CommandEncoder& encoder, bool train, std::int64_t number,
                            const Batch& batch) const {
   const std::string path = file_of(folder_, train, number);
-  const formats::SafetensorsFile file(path);
+  const formats::SafetensorsFile file = open_batch(path);
   const Tensor values = file.tensor("logits"), indices = file.tensor("indices");
   const Shape shape{batch.rows, batch.length, k_};
   if (!(values.shape() == shape) || !(indices.shape() == shape) ||
@@ -248,7 +270,7 @@ BatchTargets Targets::load(CommandEncoder& encoder, bool train, std::int64_t num
     throw Error(Errc::kIo, path + ": an index must be below " + std::to_string(vocabulary_) +
                                ", got " + std::to_string(index));
   }
-  Hash hash;
+  Hash hash = hash_for(manifest_, train, number);
   for (const Tensor& t : {values, indices}) {
     hash.add({static_cast<const std::byte*>(t.data()), t.bytes()});
   }
@@ -256,8 +278,7 @@ BatchTargets Targets::load(CommandEncoder& encoder, bool train, std::int64_t num
   if (written == file.metadata().end() || written->second != hash.digits()) {
     throw Error(Errc::kIo, path + ": must hold what was written there, whose hash is " +
                                (written == file.metadata().end() ? "not in it" : written->second) +
-                               ", got " + hash.digits() +
-                               ": remove this file, and it is made anew");
+                               ", got " + hash.digits() + kMadeAnew);
   }
   const auto placed = [&](const Tensor& t) {
     const Tensor rows = t.reshape({batch.rows * batch.length, k_});

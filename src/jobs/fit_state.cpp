@@ -7,8 +7,6 @@
 #include <cstdio>
 #include <filesystem>
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include "mlxtape/formats/json.h"
@@ -176,20 +174,12 @@ bool FitFolder::has_state() const {
   return is_used() && std::filesystem::exists(state(), none);
 }
 
-FitFolder::~FitFolder() {
-  if (lock_ >= 0) ::close(lock_);
-}
-
 void FitFolder::prepare() {
   if (!is_used()) return;
   std::error_code wrong;
   std::filesystem::create_directories(path_, wrong);
   if (wrong) fail(path_, "must be a folder, got " + wrong.message());
-  // The system lets go of it with the process, however that ends. Where folders cannot be locked nobody is kept out.
-  lock_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (lock_ >= 0 && ::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    fail(path_, "is in use: another run is under way there; wait for it, or take another folder");
-  }
+  lock_.emplace(path_);
   remove_left_over(path_);
 }
 

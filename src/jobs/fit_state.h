@@ -1,6 +1,9 @@
 // What a fit keeps on the disk.
 #pragma once
 
+#include <optional>
+
+#include "mlxtape/base/files.h"
 #include "mlxtape/formats/safetensors.h"
 #include "mlxtape/jobs/fit.h"
 
@@ -31,7 +34,6 @@ class FitFolder {
   FitFolder(const FitOptions& options, bool validates);
   FitFolder(const FitFolder&) = delete;
   FitFolder& operator=(const FitFolder&) = delete;
-  ~FitFolder();
 
   bool is_used() const { return !path_.empty(); }
   bool has_state() const;
@@ -57,7 +59,7 @@ class FitFolder {
 
   std::string path_;
   std::map<std::string, std::string> options_, fingerprint_;
-  int lock_ = -1;            // the folder, open
+  std::optional<FolderLock> lock_;
   std::int64_t saved_ = -1;  // the step of the state on the disk
 };
 

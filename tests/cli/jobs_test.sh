@@ -245,12 +245,14 @@ same_files late/model.safetensors ontime/model.safetensors "dwq, interrupted and
 show="demo $on --iters 12 --cases 5"
 expect 0 "report.html" $show --out shown
 [ ! -e shown/state ] || complain "demo left its state"
-interrupted shown2/state/training/state.safetensors $show --out shown2
+interrupted shown2/state/training/state.safetensors $show --seconds 1000 --out shown2
 grep -q "stopped while training, which is kept in shown2/state; to go on:" err || complain "demo, interrupted: $(cat err)"
 grep -q -- "--out shown2 --resume$" err || complain "demo, interrupted: $(cat err)"
 expect 1 "shown2/state: holds a demo that is not done; --resume goes on" $show --out shown2
 expect 2 "is the state of another run: iterations must be 12" $show --out shown2 --resume --iters 13
-expect 0 "training goes on after step" $show --out shown2 --resume
+expect 2 "is the state of another run: seed must be 1" $show --out shown2 --resume --seed 2
+# What was refused has changed nothing.
+expect 0 "training goes on after step" $show --seconds 1000 --out shown2 --resume
 # Every score of the whole run is there again, of this training and of this alone.
 for all in shown shown2; do
   sed -n '/"held_out": /,/"expert_shares"/p' $all/demo.json >$all.points
@@ -259,8 +261,29 @@ done
 same_files shown.points shown2.points "scores of a demo that was interrupted and of one that was not"
 same_files shown/2bit-dwq/model.safetensors shown2/2bit-dwq/model.safetensors "demo, interrupted and not"
 interrupted shown3/state/distilling/state.safetensors $show --out shown3
+dead=$(sh -c 'echo $$')
+for name in state/progress.json demo.json tokenizer/tokenizer.json; do : >"shown3/$name.tmp$dead.0"; done
 expect 0 "training goes on after step 12" $show --out shown3 --resume
 same_files shown/2bit-dwq/model.safetensors shown3/2bit-dwq/model.safetensors "demo, interrupted late and not"
+[ ! -e shown3/state ] || complain "demo left $(ls shown3/state)"
+interrupted shown4/state/training/state.safetensors $show --out shown4
+echo '{"iterations": "many"}' >shown4/state/progress.json
+one_line "once shown4/state is removed one begins anew" $show --out shown4 --resume
+# One at a time, also where nothing is trained.
+"$program" $show --iters 100000 --out shown5 >busy.out 2>&1 &
+job=$!
+tries=0
+while [ ! -e shown5/demo.json ] && [ $tries -lt 600 ]; do
+  sleep 0.05
+  tries=$((tries + 1))
+done
+one_line "shown5: is in use" $show --out shown5
+kill -INT $job
+wait $job
+same $? 130 "a demo that another wanted to disturb"
+(ulimit -f 0 && "$program" $show --out shown6) >out 2>&1
+same $? 1 "demo on a full disk"
+expect 0 "report.html" $show --iters 2 --out shown6
 
 # ---- what may not be mixed ----
 

@@ -250,8 +250,22 @@ TEST_P(DwqTargets, RefuseDamagedFiles) {
   expect_error(Errc::kIo, "0000000000.safetensors: must hold what was written there",
                [&] { targets.load(encoder(), true, 0, batch); });
   write_whole(file, "no such thing", "test");
-  expect_error(Errc::kIo, "0000000000.safetensors",
+  expect_error(Errc::kIo, "remove this file, and it is made anew",
                [&] { targets.load(encoder(), true, 0, batch); });
+  // Another batch's, alike in every size.
+  std::filesystem::remove(file);
+  jobs::write_targets(encoder(), teacher_, plan_, path("t"));
+  std::int64_t other = 1;
+  while (other < 6 && train_.at(other).length != batch.length) ++other;
+  ASSERT_LT(other, 6);
+  std::filesystem::copy_file(path("t/train/000000000" + std::to_string(other) + ".safetensors"),
+                             file, std::filesystem::copy_options::overwrite_existing);
+  expect_error(Errc::kIo, "0000000000.safetensors: must hold what was written there",
+               [&] { targets.load(encoder(), true, 0, batch); });
+  // Whatever they were made from.
+  std::filesystem::remove(path("t/manifest.json"));
+  expect_error(Errc::kIo, "t/train: holds targets, but there is no manifest.json",
+               [&] { jobs::write_targets(encoder(), teacher_, plan_, path("t")); });
 }
 
 TEST_P(DwqTargets, AFoldersFingerprint) {

@@ -42,6 +42,20 @@ std::string read_whole(const std::string& path, const char* who);
 // Brings the names in a folder to the disk: what was made, renamed or removed there.
 void sync_folder(const std::string& path, const char* who);
 
+// Keeps others out of a folder that lock it too, as long as it lives. The system lets go of it with the process, however that
+// ends. Where folders cannot be locked nobody is kept out.
+class FolderLock {
+ public:
+  // Throws kIo where another has it.
+  explicit FolderLock(const std::string& path);
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+  ~FolderLock();
+
+ private:
+  int folder_ = -1;
+};
+
 // The bytes of a file as memory, read from the disk when they are first touched. What is written to the memory
 // stays in this process. The file must not become shorter meanwhile: the system ends a process that touches
 // what is gone. Throws kIo.

@@ -2,10 +2,12 @@
 // being there.
 //
 // Files      <folder>/{train,valid}/0000000012.safetensors, numbered as the batches: logits [rows, length, k], the k largest,
-//            in the teacher's type, and indices u32, where they were: as mlx-lm's dwq stores them. The metadata has a hash of them.
+//            in the teacher's type, and indices u32, where they were: as mlx-lm's dwq stores them.
+//            The metadata has a hash of them, the manifest and the number.
 //            <folder>/manifest.json: what they were made from. It is written first, the files one by one, each there whole or
 //            not at all: a set that is not complete goes on where it stopped.
-// Errors     kArgument: a manifest that differs from what is asked for, naming what and both values. kIo: no manifest, a
+// Errors     kArgument: a manifest that differs from what is asked for, naming what and both values. kIo: no manifest
+//            though there are files, a
 //            batch's file that is missing, is not what the manifest says or has changed since it was written.
 #pragma once
 
@@ -63,6 +65,7 @@ class Targets {
 
  private:
   std::string folder_, identity_;
+  formats::Json manifest_;
   std::int64_t k_ = 0, vocabulary_ = 0, train_batches_ = 0;
 };
 
