@@ -444,8 +444,7 @@ TEST_F(TokenizerFolder, Chats) {
   write("chat_template.jinja", "{% if %}");
   const Tokenizer other = load();
   EXPECT_EQ(other.encode("the"), t.encode("the"));
-  expect_error(Errc::kIo, "chat_template.jinja: line 1",
-               [&] { other.encode_chat(messages); });
+  expect_error(Errc::kIo, "chat_template.jinja: line 1", [&] { other.encode_chat(messages); });
   std::filesystem::remove(folder_ / "chat_template.jinja");
   std::filesystem::remove(folder_ / "tokenizer_config.json");
   expect_error(Errc::kArgument, "has no chat template", [&] { load().encode_chat(messages); });
