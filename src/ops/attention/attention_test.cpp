@@ -203,7 +203,7 @@ TEST(AttentionOracle, GradientMatchesCentralDifference) {
 TEST(AttentionCheck, SaysWhatIsWrong) {
   const Backend far = Backend::kMetal;
   const auto meta = [](Shape shape, DType t = DType::kF32, Backend b = Backend::kCpu) {
-    return Tensor::meta(std::move(shape), t, b);
+    return Tensor::meta(shape, t, b);
   };
   const auto q = meta({2, 5, 4, 8}), k = meta({2, 7, 2, 8}), v = meta({2, 7, 2, 6});
   const auto packed_q = meta({9, 4, 8}), packed_k = meta({11, 2, 8}), packed_v = meta({11, 2, 6});
