@@ -149,5 +149,20 @@ TEST_F(Files, AreMappedAndStayAsTheyAre) {
   }
 }
 
+TEST_F(Files, OneAtATimeHasAFolder) {
+  {
+    const FolderLock mine(folder);
+    try {
+      const FolderLock other(folder);
+      FAIL() << "two have the folder";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::kIo);
+      EXPECT_EQ(std::string(e.what()).find(folder.string() + ": is in use: "), 0U) << e.what();
+    }
+  }
+  const FolderLock next(folder);
+  const FolderLock nowhere(folder / "none");  // nothing to keep anybody out of
+}
+
 }  // namespace
 }  // namespace mlxtape
