@@ -47,8 +47,8 @@ interrupted() {
   "$program" "$@" >"$folder/out" 2>"$folder/err" &
   job=$!
   tries=0
-  while [ ! -e "$file" ] && [ $tries -lt 600 ]; do
-    sleep 0.05
+  while [ ! -e "$file" ] && [ $tries -lt 3000 ]; do
+    sleep 0.01
     tries=$((tries + 1))
   done
   kill -INT $job
@@ -260,7 +260,7 @@ for all in shown shown2; do
 done
 same_files shown.points shown2.points "scores of a demo that was interrupted and of one that was not"
 same_files shown/2bit-dwq/model.safetensors shown2/2bit-dwq/model.safetensors "demo, interrupted and not"
-interrupted shown3/state/distilling/state.safetensors $show --out shown3
+interrupted shown3/state/distilling/state.safetensors $show --threads 1 --out shown3
 dead=$(sh -c 'echo $$')
 for name in state/progress.json demo.json tokenizer/tokenizer.json; do : >"shown3/$name.tmp$dead.0"; done
 expect 0 "training goes on after step 12" $show --out shown3 --resume
