@@ -1,10 +1,9 @@
 // Batches of samples, and their order.
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <numeric>
 #include <span>
 
+#include "hash.h"
 #include "mlxtape/base/checked.h"
 #include "mlxtape/jobs/dataset.h"
 #include "permutations.h"
@@ -12,25 +11,6 @@
 namespace mlxtape::jobs {
 
 namespace {
-
-// FNV-1a of 64 bits, over whole numbers.
-class Hash {
- public:
-  void add(std::int64_t value) {
-    for (unsigned shift = 0; shift < 64; shift += 8) {
-      state_ ^= (static_cast<std::uint64_t>(value) >> shift) & 255U;
-      state_ *= 0x100000001b3;
-    }
-  }
-  std::string digits() const {
-    std::array<char, 17> text{};
-    std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(state_));
-    return text.data();
-  }
-
- private:
-  std::uint64_t state_ = 0xcbf29ce484222325;
-};
 
 // As Python sorts: equal lengths stay in their order.
 std::vector<const Sample*> ordered(const std::vector<Sample>& samples,

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "hash.h"
 #include "head.h"
 #include "mlxtape/base/files.h"
 #include "mlxtape/formats/model_directory.h"
@@ -19,24 +20,6 @@ using formats::Json;
 constexpr const char* kHash = "hash";
 constexpr const char* kMadeAnew = ": remove this file, and it is made anew";
 constexpr const char* kFormat = "mlxtape targets 2";
-
-// FNV-1a of 64 bits.
-class Hash {
- public:
-  void add(std::span<const std::byte> bytes) {
-    for (const std::byte b : bytes) state_ = (state_ ^ static_cast<std::uint64_t>(b)) * kPrime;
-  }
-  void add(std::string_view text) { add(std::as_bytes(std::span(text.data(), text.size()))); }
-  std::string digits() const {
-    char text[17];
-    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(state_));
-    return text;
-  }
-
- private:
-  static constexpr std::uint64_t kPrime = 0x100000001b3;
-  std::uint64_t state_ = 0xcbf29ce484222325;
-};
 
 // All of a small file. Of a large one its first MiB, where the header is, and 1024 pieces of the rest, far from each other:
 // a model that was trained further differs nearly everywhere.
@@ -136,9 +119,9 @@ BatchTargets targets_of(CommandEncoder& encoder, const models::Model& teacher, c
 
 // What the hash of a batch's file, in its own metadata, begins with: the manifest and the batch. A file of another set, or
 // one with another's name, must not be learned from, nor one of which a bit has changed on the disk.
-Hash hash_for(const Json& manifest, bool train, std::int64_t number) {
+Hash hash_for(const std::string& manifest, bool train, std::int64_t number) {
   Hash hash;
-  hash.add(manifest.dump() + (train ? " train " : " valid ") + std::to_string(number));
+  hash.add(manifest + (train ? " train " : " valid ") + std::to_string(number));
   return hash;
 }
 
@@ -219,7 +202,7 @@ WroteTargets write_targets(CommandEncoder& encoder, const models::Model& teacher
           train ? plan.train->at(number) : (*plan.valid)[static_cast<std::size_t>(number)];
       check_batch("targets", teacher, batch);
       write_batch(encoder, path, targets_of(encoder, teacher, batch, k), batch,
-                  hash_for(manifest, train, number));
+                  hash_for(manifest.dump(), train, number));
       ++result.written;
     }
     if (hooks.progress) hooks.progress(i + 1, all);
@@ -238,7 +221,6 @@ Targets::Targets(std::string folder, const TargetsPlan& plan, std::int64_t vocab
   }
   const Json manifest = manifest_of(plan, vocabulary);
   check_manifest(folder_, manifest);
-  manifest_ = manifest;
   identity_ = manifest.dump();
   const std::int64_t counts[] = {size_of_valid(plan), train_batches_};
   for (const bool train : {false, true}) {
@@ -270,7 +252,7 @@ BatchTargets Targets::load(CommandEncoder& encoder, bool train, std::int64_t num
     throw Error(Errc::kIo, path + ": an index must be below " + std::to_string(vocabulary_) +
                                ", got " + std::to_string(index));
   }
-  Hash hash = hash_for(manifest_, train, number);
+  Hash hash = hash_for(identity_, train, number);
   for (const Tensor& t : {values, indices}) {
     hash.add({static_cast<const std::byte*>(t.data()), t.bytes()});
   }

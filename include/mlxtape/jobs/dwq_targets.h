@@ -6,9 +6,9 @@
 //            The metadata has a hash of them, the manifest and the number.
 //            <folder>/manifest.json: what they were made from. It is written first, the files one by one, each there whole or
 //            not at all: a set that is not complete goes on where it stopped.
-// Errors     kArgument: a manifest that differs from what is asked for, naming what and both values. kIo: no manifest
-//            though there are files, a
-//            batch's file that is missing, is not what the manifest says or has changed since it was written.
+// Errors     kArgument: a manifest that differs from what is asked for, naming what and both values. kIo: no manifest,
+//            though there are files or they are to be read; a batch's file that is missing, is not what the manifest says or
+//            has changed since it was written.
 #pragma once
 
 #include <cstdint>
@@ -65,7 +65,6 @@ class Targets {
 
  private:
   std::string folder_, identity_;
-  formats::Json manifest_;
   std::int64_t k_ = 0, vocabulary_ = 0, train_batches_ = 0;
 };
 

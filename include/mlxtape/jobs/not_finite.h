@@ -1,5 +1,5 @@
-// NotFinite: a loss, a gradient, a sensitivity or all logits are no number or without bounds: nothing that the caller passed is wrong by
-// itself, the numbers ran away. Other errors of kArgument are.
+// NotFinite: a loss, a gradient, a sensitivity or logits are no numbers or without bounds: nothing that the caller passed
+// is wrong by itself, the numbers ran away. Other errors of kArgument are.
 #pragma once
 
 #include "mlxtape/base/error.h"
