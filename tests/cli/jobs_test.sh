@@ -249,8 +249,8 @@ interrupted shown2/state/training/state.safetensors $show --seconds 1000 --out s
 grep -q "stopped while training, which is kept in shown2/state; to go on:" err || complain "demo, interrupted: $(cat err)"
 grep -q -- "--out shown2 --resume$" err || complain "demo, interrupted: $(cat err)"
 expect 1 "shown2/state: holds a demo that is not done; --resume goes on" $show --out shown2
-expect 2 "is the state of another run: iterations must be 12" $show --out shown2 --resume --iters 13
 expect 2 "is the state of another run: seed must be 1" $show --out shown2 --resume --seed 2
+expect 2 "is the state of another run: iterations must be 12" $show --out shown2 --resume --iters 13
 # What was refused has changed nothing.
 expect 0 "training goes on after step" $show --seconds 1000 --out shown2 --resume
 # Every score of the whole run is there again, of this training and of this alone.
@@ -266,6 +266,13 @@ for name in state/progress.json demo.json tokenizer/tokenizer.json; do : >"shown
 expect 0 "training goes on after step 12" $show --out shown3 --resume
 same_files shown/2bit-dwq/model.safetensors shown3/2bit-dwq/model.safetensors "demo, interrupted late and not"
 [ ! -e shown3/state ] || complain "demo left $(ls shown3/state)"
+# A score of a step that was lost is found out again.
+interrupted shown4/state/training/state.safetensors $show --out shown4
+sed -i 's/"held_out": \[/&{"step": 12, "right": [0, 0, 0, 0, 0], "cases": [1, 1, 1, 1, 1]},/' shown4/state/progress.json
+grep -q '"cases": \[1, 1' shown4/state/progress.json || complain "no score was planted"
+expect 0 "report.html" $show --out shown4 --resume
+sed -n '/"held_out": /,/"expert_shares"/p' shown4/demo.json >shown4.points
+same_files shown.points shown4.points "scores of a demo that lost a step and of one that did not"
 interrupted shown4/state/training/state.safetensors $show --out shown4
 echo '{"iterations": "many"}' >shown4/state/progress.json
 one_line "once shown4/state is removed one begins anew" $show --out shown4 --resume
