@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "mlxtape/base/error.h"
+#include "mlxtape/base/mapped_ranges.h"
 
 namespace mlxtape {
 
@@ -25,13 +26,74 @@ namespace {
   throw Error(Errc::kIo, who + ": " + path + " must be " + what + ", got " + std::strerror(reason));
 }
 
+const char* kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
+// To be read and closed by the caller. A pipe or a device may never end, and opening one would wait for a writer.
+int open_regular(const std::string& path, const std::string& who, std::size_t& size) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) fail_io(who, path, "readable", errno);
+  struct stat there{};
+  const int reason = fstat(file, &there) == 0 ? 0 : errno;
+  if (reason == 0 && S_ISREG(there.st_mode)) {
+    size = static_cast<std::size_t>(there.st_size);
+    return file;
+  }
+  close(file);
+  if (reason != 0) fail_io(who, path, "readable", reason);
+  throw Error(Errc::kIo, who + ": " + path + " must be a file, got " + kind_of(there.st_mode));
+}
+
+// Appends up to `most` bytes; false: the file has ended. The caller's file stays open whatever happens.
+bool read_more(int file, const std::string& path, const std::string& who, std::size_t most,
+               std::string& bytes) {
+  const std::size_t before = bytes.size();
+  bytes.resize(before + most);
+  ssize_t got = 0;
+  do got = read(file, bytes.data() + before, most);
+  while (got < 0 && errno == EINTR);
+  const int reason = errno;
+  bytes.resize(before + static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  if (got < 0) fail_io(who, path, "readable", reason);
+  return got > 0;
+}
+
+// Written at a time: macOS refuses 2 GiB.
+constexpr std::size_t kMostWritten = std::size_t{1} << 30U;
+
+// Bytes that are read at a time. One more than a small file has: the read that takes all of it need not clear more memory
+// than the file fills.
+std::size_t piece_for(std::size_t size) {
+  return std::clamp(size + 1, std::size_t{1} << 12U, std::size_t{1} << 18U);
+}
+
+struct Closed {
+  int number;
+  ~Closed() { close(number); }
+};
+
+// fsync that reaches the disk. macOS leaves the bytes in the drive's own cache unless it is asked in another
+// way, which some file systems refuse.
+int to_disk(int file) {
+#ifdef F_FULLFSYNC
+  if (fcntl(file, F_FULLFSYNC) == 0) return 0;
+#endif
+  return fsync(file);
+}
+
 }  // namespace
 
-WholeFile::WholeFile(std::string path, std::string who)
+WholeFile::WholeFile(std::string path, std::string who, Links links)
     : path_(std::move(path)), who_(std::move(who)), target_(path_), aside_(path_) {
   static std::atomic<unsigned> number{0};  // two threads may write the same path
   struct stat there{};
-  const bool exists = stat(path_.c_str(), &there) == 0;
+  const bool follow = links == Links::kFollow;
+  const bool is_link = !follow && lstat(path_.c_str(), &there) == 0 && S_ISLNK(there.st_mode);
+  const bool exists = !is_link && stat(path_.c_str(), &there) == 0;
   replace_ = !exists || S_ISREG(there.st_mode);
   if (!replace_) {  // a pipe or a terminal is written to, not replaced
     file_ = open(path_.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC);
@@ -60,19 +122,23 @@ void WholeFile::discard() noexcept {
 
 void WholeFile::write(std::string_view bytes) {
   while (!bytes.empty()) {
-    const ssize_t written = ::write(file_, bytes.data(), bytes.size());
+    const ssize_t written = ::write(file_, bytes.data(), std::min(bytes.size(), kMostWritten));
     if (written >= 0) {
       bytes.remove_prefix(static_cast<std::size_t>(written));
     } else if (errno != EINTR) {
       const int reason = errno;
       discard();
+      const char* from = reason == EFAULT ? mapped_file_at(bytes.data()) : nullptr;
+      if (from != nullptr) {
+        throw Error(Errc::kIo, who_ + ": " + from + " became shorter while it was in use");
+      }
       fail_io(who_, path_, "writable", reason);
     }
   }
 }
 
 void WholeFile::commit() {
-  int reason = replace_ && fsync(file_) != 0 ? errno : 0;
+  int reason = replace_ && to_disk(file_) != 0 ? errno : 0;
   if (close(std::exchange(file_, -1)) != 0 && reason == 0) reason = errno;
   if (reason == 0 && replace_ && std::rename(aside_.c_str(), target_.c_str()) != 0) reason = errno;
   if (reason != 0) {
@@ -84,8 +150,9 @@ void WholeFile::commit() {
   sync_folder(folder.empty() ? "." : folder, who_.c_str());
 }
 
-void write_whole(const std::string& path, std::string_view bytes, const char* who) {
-  WholeFile file(path, who);
+void write_whole(const std::string& path, std::string_view bytes, const char* who,
+                 WholeFile::Links links) {
+  WholeFile file(path, who, links);
   file.write(bytes);
   file.commit();
 }
@@ -93,7 +160,7 @@ void write_whole(const std::string& path, std::string_view bytes, const char* wh
 void sync_folder(const std::string& path, const char* who) {
   const int folder = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) fail_io(who, path, "a folder", errno);
-  const int reason = fsync(folder) == 0 ? 0 : errno;
+  const int reason = to_disk(folder) == 0 ? 0 : errno;
   close(folder);
   // Some file systems keep no names that could be brought anywhere, and say so.
   if (reason != 0 && reason != EINVAL) fail_io(who, path, "writable", reason);
@@ -113,15 +180,10 @@ FolderLock::~FolderLock() {
 }
 
 MappedFile::MappedFile(const std::string& path, const char* who) {
-  const int file =
-      open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe would wait for a writer
-  if (file < 0) fail_io(who, path, "readable", errno);
-  struct stat there{};
-  int reason = fstat(file, &there) == 0 ? 0 : errno;
-  if (reason == 0 && S_ISDIR(there.st_mode)) reason = EISDIR;
-  if (reason == 0 && !S_ISREG(there.st_mode)) reason = ENODEV;  // what mapping it would say
-  const auto size = static_cast<std::size_t>(there.st_size);
-  if (reason == 0 && size > 0) {
+  std::size_t size = 0;
+  const int file = open_regular(path, who, size);
+  int reason = 0;
+  if (size > 0) {
     // Private and writable: the memory is as any other, the file stays as it is. No room is set aside for copies
     // of pages that nobody may ever write.
     void* address =
@@ -130,6 +192,7 @@ MappedFile::MappedFile(const std::string& path, const char* who) {
       reason = errno;
     } else {
       bytes_ = {static_cast<std::byte*>(address), size};
+      note_mapped(bytes_, path);
     }
   }
   close(file);
@@ -137,23 +200,57 @@ MappedFile::MappedFile(const std::string& path, const char* who) {
 }
 
 MappedFile::~MappedFile() {
-  if (!bytes_.empty()) munmap(bytes_.data(), bytes_.size());
+  if (bytes_.empty()) return;
+  forget_mapped(bytes_);
+  munmap(bytes_.data(), bytes_.size());
 }
 
-std::string read_whole(const std::string& path, const char* who) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) fail_io(who, path, "readable", errno);
+std::string read_whole(const std::string& path, const char* who, std::size_t most) {
+  std::size_t size = 0;
+  const Closed file{open_regular(path, who, size)};
+  const auto check = [&](std::size_t bytes) {
+    if (bytes > most) {
+      throw Error(Errc::kIo, std::string(who) + ": " + path + " must have at most " +
+                                 std::to_string(most) + " bytes, got " + std::to_string(bytes) +
+                                 " or more");
+    }
+  };
+  check(size);
+  const std::size_t piece = piece_for(size);
   std::string bytes;
-  std::array<char, 1 << 16> piece;
-  ssize_t got = 0;
-  do {
-    got = read(file, piece.data(), piece.size());
-    if (got > 0) bytes.append(piece.data(), static_cast<std::size_t>(got));
-  } while (got > 0 || (got < 0 && errno == EINTR));
-  const int reason = errno;
-  close(file);
-  if (got < 0) fail_io(who, path, "readable", reason);
+  bytes.reserve(size + piece);
+  // Until nothing comes, not up to the size: it may grow, and some files of the system have none.
+  while (read_more(file.number, path, who, piece, bytes)) check(bytes.size());
   return bytes;
+}
+
+FileLines::FileLines(std::string path, std::string who)
+    : path_(std::move(path)), who_(std::move(who)) {
+  std::size_t size = 0;
+  file_ = open_regular(path_, who_, size);
+  piece_bytes_ = piece_for(size);
+}
+
+FileLines::~FileLines() { close(file_); }
+
+bool FileLines::next(std::string& line) {
+  std::size_t searched = at_;
+  std::size_t end = 0;
+  while ((end = piece_.find('\n', searched)) == std::string::npos) {
+    if (piece_.size() - at_ > kMaxLineBytes) {
+      throw Error(Errc::kIo, who_ + ": " + path_ + ": line " + std::to_string(number_ + 1) +
+                                 " must have at most " + std::to_string(kMaxLineBytes) + " bytes");
+    }
+    piece_.erase(0, std::exchange(at_, 0));
+    searched = piece_.size();
+    if (!read_more(file_, path_, who_, piece_bytes_, piece_)) break;
+  }
+  const bool last = end == std::string::npos;
+  if (last && at_ == piece_.size()) return false;
+  line.assign(piece_, at_, last ? std::string::npos : end - at_);
+  at_ = last ? piece_.size() : end + 1;
+  ++number_;
+  return true;
 }
 
 }  // namespace mlxtape

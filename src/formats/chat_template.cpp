@@ -6,6 +6,7 @@
 #include "formats/template_run.h"
 #include "formats/utf8.h"
 #include "mlxtape/base/error.h"
+#include "mlxtape/base/quote.h"
 
 namespace mlxtape::formats {
 
@@ -15,8 +16,11 @@ struct ParsedTemplate {
 
 namespace {
 
-Error at_line(Errc code, const std::string& source, int line, const char* what) {
-  return {code, source + ": line " + std::to_string(line) + ": " + what};
+// What raise_exception says is the template's own text. No line: what was given to the template is at fault.
+Error at_line(const std::string& source, int line, const char* what) {
+  constexpr std::size_t kMostBytes = 1000;
+  const std::string place = line > 0 ? ": line " + std::to_string(line) : "";
+  return {Errc::kIo, source + place + ": " + shown(what, kMostBytes)};
 }
 
 }  // namespace
@@ -25,10 +29,15 @@ ChatTemplate::ChatTemplate(std::string_view text, std::string source)
     : text_(text), source_(std::move(source)) {
   if (!is_valid_utf8(text_))
     throw Error(Errc::kIo, source_ + ": a chat template must be valid UTF-8");
+  if (text_.size() > kMaxTemplateBytes) {
+    throw Error(Errc::kIo, source_ + ": a chat template must be at most " +
+                               std::to_string(kMaxTemplateBytes) + " bytes long, got " +
+                               std::to_string(text_.size()));
+  }
   try {
     parsed_ = std::make_shared<const ParsedTemplate>(ParsedTemplate{jinja::parse(text_)});
   } catch (const jinja::Syntax& s) {
-    throw at_line(Errc::kIo, source_, s.line, s.what());
+    throw at_line(source_, s.line, s.what());
   }
 }
 
@@ -37,7 +46,8 @@ std::string ChatTemplate::render(const Json& messages, const ChatOptions& option
   if (!messages.is_array()) throw Error(Errc::kArgument, source_ + ": messages must be an array");
   if (!options.variables.is_null() && !options.variables.is_object())
     throw Error(Errc::kArgument, source_ + ": variables must be an object");
-  jinja::Runner runner(options.max_steps, options.now.value_or(std::time(nullptr)));
+  const jinja::Budget budget(options.max_steps);
+  jinja::Runner runner(options.now.value_or(std::time(nullptr)));
   try {
     jinja::Scope globals{nullptr};
     globals.set("messages", Value::from(messages));
@@ -52,7 +62,7 @@ std::string ChatTemplate::render(const Json& messages, const ChatOptions& option
     }
     return runner.run(parsed_->body, std::move(globals.names));
   } catch (const jinja::Fault& f) {
-    throw at_line(Errc::kArgument, source_, runner.line(), f.what());
+    throw at_line(source_, runner.line(), f.what());
   }
 }
 

@@ -8,6 +8,8 @@
 
 #include "formats/utf8.h"
 #include "mlxtape/base/error.h"
+#include "mlxtape/base/files.h"
+#include "mlxtape/base/quote.h"
 
 namespace mlxtape::formats {
 
@@ -16,6 +18,10 @@ Json Json::parse(std::string_view text, const std::string& source) {
   Json value = read(reader);
   reader.end();
   return value;
+}
+
+Json Json::read_file(const std::string& path, const char* who) {
+  return parse(read_whole(path, who, kMaxJsonFile), std::string(who) + ": " + path);
 }
 
 Json Json::read(JsonReader& reader) {
@@ -43,7 +49,8 @@ Json Json::read(JsonReader& reader) {
   std::unordered_set<std::string> seen;
   std::string key;
   for (reader.begin_object(); reader.next_key(key);) {
-    if (!seen.insert(key).second) reader.fail("each key must come once, got \"" + key + "\" twice");
+    if (!seen.insert(key).second)
+      reader.fail("each key must come once, got \"" + shown(key) + "\" twice");
     object.emplace_back(key, read(reader));
   }
   return object;

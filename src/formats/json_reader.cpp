@@ -1,8 +1,11 @@
+#include <algorithm>
 #include <array>
 #include <charconv>
 
+#include "formats/real.h"
 #include "formats/utf8.h"
 #include "mlxtape/base/error.h"
+#include "mlxtape/base/quote.h"
 #include "mlxtape/formats/json.h"
 
 namespace mlxtape::formats {
@@ -15,15 +18,24 @@ constexpr std::array<bool, 256> kPlain = [] {
   return plain;
 }();
 
-// What is at a place of the text, for messages.
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+// What is at a place of the text, for messages: a word as a whole.
 std::string at_place(std::string_view text, std::size_t at) {
   if (at >= text.size()) return "the end of the text";
   const char c = text[at];
-  if (c > 0x20 && c < 0x7F) return std::string("'") + c + "'";
+  const std::string_view rest = text.substr(at);
+  if (rest.starts_with("\xEF\xBB\xBF")) return "a byte order mark: save it as UTF-8 without one";
+  if (at == 0 && (rest.starts_with("\xFF\xFE") || rest.starts_with("\xFE\xFF")))
+    return "a byte order mark of UTF-16: save it as UTF-8";
+  constexpr std::size_t kWord = 20;
+  std::size_t end = 0;
+  while (end < rest.size() && end < kWord && is_letter(rest[end])) ++end;
+  if (c > 0x20 && c < 0x7F)
+    return "'" + std::string(rest.substr(0, std::max<std::size_t>(end, 1))) + "'";
   return "byte 0x" + hex_byte(byte(c));
 }
-
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 }  // namespace
 
@@ -204,7 +216,7 @@ std::int64_t JsonReader::integer() {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   if (error != std::errc{} || end != digits.data() + digits.size()) {
-    fail_at(at_ - digits.size(), "must be an integer of 64 bits, got " + std::string(digits));
+    fail_at(at_ - digits.size(), "must be an integer of 64 bits, got " + shown(digits));
   }
   return value;
 }
@@ -213,8 +225,8 @@ double JsonReader::number() { return to_double(number_text()); }
 
 double JsonReader::to_double(std::string_view digits) const {
   double value = 0;
-  if (std::from_chars(digits.data(), digits.data() + digits.size(), value).ec != std::errc{}) {
-    fail_at(at_ - digits.size(), "must be in the range of double, got " + std::string(digits));
+  if (!to_real(digits, value)) {
+    fail_at(at_ - digits.size(), "must be in the range of double, got " + shown(digits));
   }
   return value;
 }
@@ -239,7 +251,7 @@ void JsonReader::skip() {
   switch (peek()) {
     case Kind::kNull: null(); break;
     case Kind::kBool: boolean(); break;
-    case Kind::kNumber: number_text(); break;
+    case Kind::kNumber: number(); break;
     case Kind::kString: read_string(skipped_); break;
     case Kind::kArray:
       for (begin_array(); next_element();) skip();

@@ -12,6 +12,7 @@
 
 #include "mlxtape/base/error.h"
 #include "mlxtape/base/files.h"
+#include "mlxtape/base/quote.h"
 
 namespace mlxtape::formats {
 namespace {
@@ -25,6 +26,10 @@ constexpr const char* kWeights = "model*.safetensors";
 
 [[noreturn]] void fail(const std::string& what, Errc code = Errc::kIo) {
   throw Error(code, std::string(kWho) + ": " + what);
+}
+
+[[noreturn]] void fail_replace(const std::string& folder, const std::string& fault) {
+  fail(folder + " " + fault + ": only a model's folder is replaced");
 }
 
 bool fits(const std::string& name, const std::string& pattern) {
@@ -44,11 +49,28 @@ std::vector<std::string> files_of(const fs::path& folder) {
   return names;
 }
 
+bool is_gguf(const std::string& name) { return fits(name, "*.[gG][gG][uU][fF]"); }
+
 }  // namespace
 
 // ---- reading ----
 
+Check gguf_check(const std::string& path) {
+  std::error_code reason;
+  bool gguf = is_gguf(fs::path(path).filename().string()) && fs::is_regular_file(path, reason);
+  if (fs::is_directory(path, reason) && !fs::exists(fs::path(path) / kConfig, reason)) {
+    const std::vector<std::string> names = files_of(path);
+    gguf = std::any_of(names.begin(), names.end(), is_gguf);
+  }
+  if (!gguf) return std::nullopt;
+  return Error(Errc::kIo,
+               path +
+                   ": GGUF models are not supported yet; convert the original model from "
+                   "Hugging Face instead: mlx_lm.convert --hf-path MODEL --mlx-path DIR");
+}
+
 ModelFiles::ModelFiles(const std::string& path) : path_(path) {
+  require(gguf_check(path));
   std::error_code reason;
   if (fs::is_directory(path, reason)) {
     for (const std::string& name : files_of(path)) {
@@ -62,8 +84,8 @@ ModelFiles::ModelFiles(const std::string& path) : path_(path) {
     for (const std::string& name : files_[i].names()) {
       const auto [place, is_new] = file_of_.try_emplace(name, i);
       if (!is_new) {
-        fail("tensor \"" + name + "\" must be in one file, got " + files_[place->second].path() +
-             " and " + files_[i].path());
+        fail("tensor \"" + shown(name) + "\" must be in one file, got " +
+             files_[place->second].path() + " and " + files_[i].path());
       }
       total_bytes_ += files_[i].info(name).bytes;
     }
@@ -74,13 +96,14 @@ ModelFiles::ModelFiles(const std::string& path) : path_(path) {
 const SafetensorsFile& ModelFiles::file(std::string_view name) const {
   const auto found = file_of_.find(name);
   if (found == file_of_.end())
-    fail(path_ + " must hold tensor \"" + std::string(name) + "\", got no such name");
+    fail(path_ + " must hold tensor \"" + shown(name) + "\", got no such name");
   return files_[found->second];
 }
 
 Json read_model_config(const std::string& folder) {
+  require(gguf_check(folder));
   const std::string path = (fs::path(folder) / kConfig).string();
-  Json config = Json::parse(read_whole(path, kWho), std::string(kWho) + ": " + path);
+  Json config = Json::read_file(path, kWho);
   if (!config.is_object()) fail(path + " must be an object, got another value");
   return config;
 }
@@ -149,9 +172,10 @@ void write_model(const fs::path& folder, const ModelToSave& model) {
   }
 }
 
-// A new folder beside the target; taken away again unless it was renamed.
+// A new folder beside the target; taken away again unless it has become the target.
 struct Aside {
   fs::path path;
+  bool is_ours = true;  // what lies there was made here
 
   explicit Aside(const fs::path& target) {
     static std::atomic<unsigned> number{0};
@@ -167,7 +191,7 @@ struct Aside {
   Aside& operator=(const Aside&) = delete;
   ~Aside() {
     std::error_code ignored;
-    fs::remove_all(path, ignored);
+    if (is_ours) fs::remove_all(path, ignored);
   }
 };
 
@@ -175,11 +199,61 @@ struct Aside {
 bool exchange(const fs::path& a, const fs::path& b) {
 #ifdef RENAME_EXCHANGE
   return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
+#elif defined(RENAME_SWAP)  // macOS
+  return ::renamex_np(a.c_str(), b.c_str(), RENAME_SWAP) == 0;
 #else
   static_cast<void>(a);
   static_cast<void>(b);
   return false;
 #endif
+}
+
+// The folder `made` gets the target's name. Returns where the target's own lies now: at `made` where the file system
+// exchanges names, beside it elsewhere.
+fs::path swap_in(const fs::path& made, const fs::path& target, std::error_code& reason) {
+  if (exchange(made, target)) return made;
+  const fs::path old = made.string() + ".old";
+  fs::rename(target, old, reason);
+  if (reason) return old;
+  fs::rename(made, target, reason);
+  std::error_code ignored;
+  if (reason) fs::rename(old, target, ignored);
+  return old;
+}
+
+bool swap_back(const fs::path& made, const fs::path& target, const fs::path& old) {
+  if (old == made) return exchange(made, target);
+  std::error_code reason;
+  fs::rename(target, made, reason);
+  if (!reason) fs::rename(old, target, reason);
+  return !reason;
+}
+
+void replace_folder(Aside& aside, const fs::path& target, const std::string& folder) {
+  std::error_code reason;
+  const fs::path old = swap_in(aside.path, target, reason);
+  if (reason) fail(folder + " must be writable, got " + reason.message());
+  aside.is_ours = false;  // from now on others may have found it, and put something there
+  // Files may have come since it was first looked at: then it has its name again.
+  if (const std::string fault = replace_fault(old.string()); !fault.empty()) {
+    if (swap_back(aside.path, target, old)) remove_model_files(aside.path.string());
+    fail_replace(folder, fault);
+  }
+  sync_folder(target.parent_path().string(), kWho);
+  remove_model_files(old.string());
+}
+
+// Brings the new folder to its place, which is absent or empty unless it may be replaced.
+void place(Aside& aside, const fs::path& target, const std::string& folder, bool replace) {
+  std::error_code reason;
+  fs::rename(aside.path, target, reason);  // onto an empty folder too
+  const bool occupied =
+      reason == std::errc::directory_not_empty || reason == std::errc::file_exists;
+  if (occupied && replace) return replace_folder(aside, target, folder);
+  if (occupied) fail(folder + " was made by another run meanwhile, and is left as it is");
+  if (reason) fail(folder + " must be writable, got " + reason.message());
+  aside.is_ours = false;
+  sync_folder(target.parent_path().string(), kWho);
 }
 
 }  // namespace
@@ -193,31 +267,14 @@ void save_model(const std::string& folder, const ModelToSave& model, bool replac
   const fs::file_status there = fs::status(target, reason);
   const bool exists = fs::exists(there);
   if (exists && !fs::is_directory(there)) fail(folder + " must be a folder, got a file");
-  const bool occupied = exists && !fs::is_empty(target, reason);
-  if (occupied && !replace)
+  if (exists && !replace && !fs::is_empty(target, reason))
     fail(folder + " must be empty or absent, got a folder that holds something");
-  if (occupied && !fs::exists(target / kConfig, reason)) {
-    fail(folder + " must hold config.json to be replaced, got a folder of something else");
-  }
+  const std::string fault = replace ? replace_fault(target.string()) : "";
+  if (!fault.empty()) fail_replace(folder, fault);
 
-  const Aside aside(target);
+  Aside aside(target);
   write_model(aside.path, model);
-  // At once, where the file system can: what was there is then aside, and goes with it.
-  if (occupied && exchange(aside.path, target)) {
-    sync_folder(target.parent_path().string(), kWho);
-    return;
-  }
-  const fs::path old = aside.path.string() + ".old";
-  reason.clear();
-  if (occupied) fs::rename(target, old, reason);
-  if (!reason) fs::rename(aside.path, target, reason);
-  if (reason) {
-    std::error_code ignored;  // nothing to bring back, if it was the first of the two that failed
-    if (occupied) fs::rename(old, target, ignored);
-    fail(folder + " must be writable, got " + reason.message());
-  }
-  sync_folder(target.parent_path().string(), kWho);
-  if (occupied) fs::remove_all(old, reason);
+  place(aside, target, folder, replace);
 }
 
 }  // namespace mlxtape::formats

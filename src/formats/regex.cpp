@@ -4,6 +4,7 @@
 #include <pcre2.h>
 
 #include "mlxtape/base/error.h"
+#include "mlxtape/base/quote.h"
 
 namespace mlxtape::formats {
 namespace {
@@ -67,8 +68,8 @@ Regex::Regex(const std::string& pattern, unsigned options) : pattern_(pattern) {
   pcre2_code* code = pcre2_compile(reinterpret_cast<const unsigned char*>(pattern.data()),
                                    pattern.size(), options, &error, &at, nullptr);
   if (code == nullptr) {
-    throw Error(Errc::kArgument, "regex: byte " + std::to_string(at) + " of '" + pattern +
-                                     "': " + message_of(error));
+    throw Error(Errc::kIo, "regex: byte " + std::to_string(at) + " of '" + shown(pattern) +
+                               "': " + message_of(error));
   }
   code_ = std::shared_ptr<const void>(
       code, [](const void* p) { pcre2_code_free(static_cast<pcre2_code*>(const_cast<void*>(p))); });
@@ -86,10 +87,17 @@ void Regex::find_all(std::string_view text, std::vector<Match>& out) const {
         pcre2_match(code, subject, text.size(), at, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY,
                     scratch.data, scratch.context);
     if (found == PCRE2_ERROR_NOMATCH) return;
-    if (found < 0)
-      throw Error(Errc::kArgument, "regex: '" + pattern_ + "' at byte " + std::to_string(at) +
-                                       " of a text: " + message_of(found));
+    const auto fail = [&](const std::string& what) {
+      throw Error(Errc::kIo, "regex: '" + shown(pattern_) + "' at byte " + std::to_string(at) +
+                                 " of a text: " + what);
+    };
+    if (found < 0) fail(message_of(found));
     const std::size_t* ends = pcre2_get_ovector_pointer(scratch.data);
+    // \K in a group that a lookaround calls moves the begin behind the end, or before the last match.
+    if (ends[0] < at || ends[1] <= ends[0]) {
+      fail("a match must begin behind the one before and end behind its beginning, got bytes " +
+           std::to_string(ends[0]) + " to " + std::to_string(ends[1]));
+    }
     out.emplace_back(ends[0], ends[1]);
     at = ends[1];
   }

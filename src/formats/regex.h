@@ -13,11 +13,11 @@ class Regex {
  public:
   using Match = std::pair<std::size_t, std::size_t>;  // begin and end, in bytes
 
-  explicit Regex(const std::string& pattern);  // throws kArgument
+  explicit Regex(const std::string& pattern);  // throws kIo: patterns come from files
   static Regex literal(std::string_view text);
 
-  // All matches that are not empty, from left to right. text is valid UTF-8. Throws kArgument for a pattern that
-  // takes too long on it.
+  // All matches that are not empty, from left to right, none inside of another. text is valid UTF-8. Throws kIo for a
+  // pattern that takes too long on it, or whose matches are not so.
   void find_all(std::string_view text, std::vector<Match>& out) const;
 
  private:

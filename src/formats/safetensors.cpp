@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "mlxtape/base/checked.h"
+#include "mlxtape/base/checksum.h"
 #include "mlxtape/base/error.h"
+#include "mlxtape/base/quote.h"
 #include "mlxtape/core/device.h"
 #include "mlxtape/core/encoder.h"
 #include "mlxtape/formats/json.h"
@@ -19,7 +21,7 @@ static_assert(std::endian::native == std::endian::little, "the data of a file is
 
 constexpr const char* kWho = "safetensors";
 constexpr const char* kMetadata = "__metadata__";
-constexpr std::size_t kLengthBytes = 8;
+constexpr std::size_t kLengthBytes = 8, kChecksumBytes = 8;
 constexpr std::uint64_t kMaxHeader = 100'000'000;  // the same limit as other readers have
 constexpr std::int64_t kPieceBytes = 16LL << 20U;  // of a device's memory at a time
 
@@ -50,7 +52,7 @@ const char* type_name(DType dtype) {
       ->name;
 }
 
-std::string in_quotes(std::string_view name) { return "\"" + std::string(name) + "\""; }
+std::string in_quotes(std::string_view name) { return "\"" + shown(name) + "\""; }
 
 std::map<std::string, std::string> read_metadata(JsonReader& reader) {
   std::map<std::string, std::string> metadata;
@@ -108,7 +110,7 @@ std::string list(const std::vector<std::int64_t>& values) {
     if (out.size() > 1) out += ", ";
     out += std::to_string(value);
   }
-  return out + "]";
+  return shown(out + "]");
 }
 
 // The first thing that cannot be true of a tensor in a file with that many bytes of data.
@@ -194,6 +196,12 @@ void SafetensorsFile::read_header() {
                      data + begin};
   }
   reader.end();
+  std::size_t end = data;
+  for (const auto& [unused, there] : entries_) end = std::max(end, there.begin + there.info.bytes);
+  if (end < bytes.size()) {
+    fail("must end where its last tensor does, got " + std::to_string(bytes.size() - end) +
+         " bytes more");
+  }
 }
 
 void SafetensorsFile::check_overlaps() const {
@@ -224,7 +232,7 @@ Tensor SafetensorsFile::tensor(std::string_view name) const {
   const TensorInfo& info = there.info;
   if (!info.dtype) {
     throw Error(Errc::kDType, std::string(kWho) + ": " + path_ + ": tensor " + in_quotes(name) +
-                                  ": must be of a type of mlxtape, got " + info.type);
+                                  ": must be of a type of mlxtape, got " + shown(info.type));
   }
   std::byte* bytes = file_->bytes().data() + there.begin;
   if (info.dtype == DType::kBool) {  // any other byte would be no bool
@@ -243,11 +251,51 @@ Tensor SafetensorsFile::tensor(std::string_view name) const {
           info.shape};
 }
 
+void SafetensorsFile::verify() const {
+  const auto found = entries_.find(kChecksumTensor);
+  const std::span<const std::byte> bytes = file_->bytes();
+  const bool is_last = found != entries_.end() && found->second.info.dtype == DType::kU8 &&
+                       found->second.info.bytes == kChecksumBytes &&
+                       found->second.begin + kChecksumBytes == bytes.size();
+  if (!is_last) fail("must end with its checksum, got none");
+  std::uint64_t written = 0;
+  std::memcpy(&written, bytes.data() + found->second.begin, kChecksumBytes);
+  Checksum sum;
+  sum.add(bytes.first(found->second.begin));
+  if (sum.value() != written) fail("its bytes are not those that were written (checksum)");
+}
+
 // ---- writing ----
 
 namespace {
 
-void write_values(WholeFile& file, const Tensor& t, std::vector<char>& piece) {
+// A file, and the checksum of what was written to it.
+class SummedFile {
+ public:
+  SummedFile(const std::string& path, bool checked)
+      : file_(path, kWho, WholeFile::Links::kReplace), checked_(checked) {}
+
+  void write(std::string_view bytes) {
+    file_.write(bytes);
+    if (checked_) sum_.add(std::as_bytes(std::span(bytes.data(), bytes.size())));
+  }
+  void commit() {
+    if (checked_) {
+      const std::uint64_t sum = sum_.value();
+      std::array<char, kChecksumBytes> last{};
+      std::memcpy(last.data(), &sum, kChecksumBytes);
+      file_.write({last.data(), last.size()});
+    }
+    file_.commit();
+  }
+
+ private:
+  WholeFile file_;
+  Checksum sum_;
+  bool checked_;
+};
+
+void write_values(SummedFile& file, const Tensor& t, std::vector<char>& piece) {
   if (t.size() == 0) return;
   const auto encoder = t.device()->make_encoder();
   const Tensor flat = encoder->contiguous(t).reshape({t.size()});
@@ -265,16 +313,15 @@ void write_values(WholeFile& file, const Tensor& t, std::vector<char>& piece) {
   }
 }
 
-}  // namespace
-
-void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
-                       const std::map<std::string, std::string>& metadata) {
+void write(const std::string& path, std::span<const NamedTensor> tensors,
+           const std::map<std::string, std::string>& metadata, bool checked) {
   std::vector<const NamedTensor*> order;
   for (const NamedTensor& item : tensors) {
-    if (item.name == kMetadata || !item.tensor.has_memory()) {
+    const bool is_taken = item.name == kMetadata || (checked && item.name == kChecksumTensor);
+    if (is_taken || !item.tensor.has_memory()) {
       throw Error(Errc::kArgument,
                   std::string(kWho) + ": " + path + ": tensor " + in_quotes(item.name) +
-                      (item.name == kMetadata ? ": must have another name" : ": must have memory"));
+                      (is_taken ? ": must have another name" : ": must have memory"));
     }
     order.push_back(&item);
   }
@@ -283,17 +330,22 @@ void write_safetensors(const std::string& path, std::span<const NamedTensor> ten
   });
   std::map<std::string, Json> header;  // sorts
   std::int64_t end = 0;
+  const auto add = [&](const std::string& name, DType dtype, const Shape& shape,
+                       std::size_t bytes) {
+    const std::int64_t begin = std::exchange(end, end + static_cast<std::int64_t>(bytes));
+    Json entry = Json::Object{{"dtype", type_name(dtype)},
+                              {"shape", Json::Array(shape.begin(), shape.end())},
+                              {"data_offsets", Json::Array{begin, end}}};
+    if (!header.emplace(name, std::move(entry)).second) {
+      throw Error(Errc::kArgument, std::string(kWho) + ": " + path + ": tensor " + in_quotes(name) +
+                                       ": must come once");
+    }
+  };
   for (const NamedTensor* item : order) {
     const Tensor& t = item->tensor;
-    const std::int64_t begin = std::exchange(end, end + static_cast<std::int64_t>(t.bytes()));
-    Json entry = Json::Object{{"dtype", type_name(t.dtype())},
-                              {"shape", Json::Array(t.shape().begin(), t.shape().end())},
-                              {"data_offsets", Json::Array{begin, end}}};
-    if (!header.emplace(item->name, std::move(entry)).second) {
-      throw Error(Errc::kArgument, std::string(kWho) + ": " + path + ": tensor " +
-                                       in_quotes(item->name) + ": must come once");
-    }
+    add(item->name, t.dtype(), t.shape(), t.bytes());
   }
+  if (checked) add(kChecksumTensor, DType::kU8, {kChecksumBytes}, kChecksumBytes);
   if (!metadata.empty()) header[kMetadata] = Json::Object(metadata.begin(), metadata.end());
   std::string text = Json(Json::Object(header.begin(), header.end())).dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
@@ -303,7 +355,7 @@ void write_safetensors(const std::string& path, std::span<const NamedTensor> ten
                     std::to_string(kMaxHeader) + " bytes, got " + std::to_string(text.size()));
   }
 
-  WholeFile file(path, kWho);
+  SummedFile file(path, checked);
   const std::uint64_t length = text.size();
   std::array<char, kLengthBytes> prefix{};
   std::memcpy(prefix.data(), &length, kLengthBytes);
@@ -312,6 +364,18 @@ void write_safetensors(const std::string& path, std::span<const NamedTensor> ten
   std::vector<char> piece;
   for (const NamedTensor* item : order) write_values(file, item->tensor, piece);
   file.commit();
+}
+
+}  // namespace
+
+void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  write(path, tensors, metadata, false);
+}
+
+void write_checked_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
+                               const std::map<std::string, std::string>& metadata) {
+  write(path, tensors, metadata, true);
 }
 
 }  // namespace mlxtape::formats

@@ -5,6 +5,7 @@
 
 #include "formats/template_run.h"
 #include "formats/utf8.h"
+#include "mlxtape/base/quote.h"
 
 namespace mlxtape::formats::jinja {
 namespace {
@@ -42,13 +43,14 @@ bool is_method(const Value& of, const std::string& name) {
          (of.is_list() && among(kListMethods, name));
 }
 
-Value texts(const std::vector<std::string>& parts) {
-  List out;
-  for (const std::string& part : parts) out.emplace_back(part);
-  return Value::list(std::move(out));
+// Parts of a text, as many as a list may have.
+void add_part(List& parts, std::string_view part) {
+  if (parts.size() == kMaxElements)
+    throw Fault("a text must have at most " + std::to_string(kMaxElements) + " parts");
+  parts.emplace_back(std::string(part));
 }
 
-Value range(Runner& runner, const Args& args) {
+Value range(const Args& args) {
   const List p = args.bind("range", {"start", "stop", "step"});
   const std::int64_t from = args.values.size() < 2 ? 0 : p[0].integer();
   const std::int64_t to = p[args.values.size() < 2 ? 0 : 1].integer();
@@ -58,40 +60,51 @@ Value range(Runner& runner, const Args& args) {
   for (std::int64_t i = from; step > 0 ? i < to : i > to;) {
     if (static_cast<std::int64_t>(out.size()) == kMaxRange)
       throw Fault("range: must have at most " + std::to_string(kMaxRange) + " elements");
+    spend(1);
     out.emplace_back(i);
     if (__builtin_add_overflow(i, step, &i)) break;
   }
-  runner.spend(out.size());
   return Value::list(std::move(out));
 }
 
 std::string formatted_time(std::int64_t seconds, const std::string& format) {
+  constexpr std::size_t kMost =
+      4096;  // bytes of a format and of what it gives: a date has a few dozen
   const auto time = static_cast<std::time_t>(seconds);
   std::tm parts{};
   localtime_r(&time, &parts);
-  std::string out(format.size() * 8 + 256, '\0');
-  out.resize(std::strftime(out.data(), out.size(), format.c_str(), &parts));
+  std::string out(kMost, '\0');
+  // With a space behind it: strftime gives 0 for what is too long, and for what is empty.
+  const std::size_t length =
+      format.size() < kMost ? std::strftime(out.data(), out.size(), (format + " ").c_str(), &parts)
+                            : 0;
+  if (length == 0) {
+    throw Fault("strftime_now: a format and the time by it must be less than " +
+                std::to_string(kMost) + " bytes long, got '" + shown(format) + "'");
+  }
+  spend(walked(length));
+  out.resize(length - 1);
   return out;
 }
 
 // Python's split without a separator: runs of white space, none at the ends.
-std::vector<std::string> split_spaces(std::string_view s, std::int64_t most) {
-  std::vector<std::string> out;
+List split_spaces(std::string_view s, std::int64_t most) {
+  spend(walked(s.size()));
+  List out;
   for (s = trim_left(s); !s.empty(); s = trim_left(s)) {
     if (most >= 0 && static_cast<std::int64_t>(out.size()) == most) {
-      out.emplace_back(trim_right(s));
+      add_part(out, trim_right(s));
       break;
     }
     std::size_t end = 0;
     for (std::size_t at = 0; at < s.size() && !is_space(next_code_point(s, at));) end = at;
-    out.emplace_back(s.substr(0, end));
+    add_part(out, s.substr(0, end));
     s.remove_prefix(end);
   }
   return out;
 }
 
-std::vector<std::string> split(const std::string& s, const Value& separator,
-                               const Value& most_value, bool from_right) {
+List split(const std::string& s, const Value& separator, const Value& most_value, bool from_right) {
   const std::int64_t most = most_value.is_undefined() ? -1 : most_value.integer();
   if (separator.is_undefined() || separator.is_none()) {
     if (from_right && most >= 0) throw Fault("rsplit: must be given a separator where maxsplit is");
@@ -99,15 +112,16 @@ std::vector<std::string> split(const std::string& s, const Value& separator,
   }
   const std::string& by = text_of(separator, "a separator");
   if (by.empty()) throw Fault("split: the separator must not be empty");
-  std::vector<std::string> out;
+  List out;
   std::string_view rest = s;
   for (;;) {
-    const std::size_t at = from_right ? rest.rfind(by) : rest.find(by);
-    if (at == rest.npos || (most >= 0 && static_cast<std::int64_t>(out.size()) >= most)) break;
-    out.emplace_back(from_right ? rest.substr(at + by.size()) : rest.substr(0, at));
+    if (most >= 0 && static_cast<std::int64_t>(out.size()) >= most) break;
+    const std::size_t at = from_right ? find_last(rest, by) : find_first(rest, by);
+    if (at == rest.npos) break;
+    add_part(out, from_right ? rest.substr(at + by.size()) : rest.substr(0, at));
     rest = from_right ? rest.substr(0, at) : rest.substr(at + by.size());
   }
-  out.emplace_back(rest);
+  add_part(out, rest);
   if (from_right) std::reverse(out.begin(), out.end());
   return out;
 }
@@ -119,11 +133,13 @@ bool begins_or_ends(const std::string& s, const Value& part, bool begins) {
                        [&](const Value& p) { return begins_or_ends(s, p, begins); });
   }
   const std::string& text = text_of(part, begins ? "a beginning" : "an end");
+  spend(1 + copied(text.size()));
   return begins ? s.starts_with(text) : s.ends_with(text);
 }
 
 // The place of a byte as a number of code points; -1 where there is none.
 Value place(const std::string& s, std::size_t at) {
+  spend(copied(s.size()));
   return at == s.npos
              ? std::int64_t{-1}
              : static_cast<std::int64_t>(count_code_points(std::string_view(s).substr(0, at)));
@@ -132,28 +148,30 @@ Value place(const std::string& s, std::size_t at) {
 std::int64_t occurrences(const std::string& s, const std::string& part) {
   if (part.empty()) throw Fault("count: the text must not be empty");
   std::int64_t n = 0;
-  for (std::size_t at = 0; (at = s.find(part, at)) != s.npos; at += part.size()) ++n;
+  for (std::size_t at = 0; (at = find_first(s, part, at)) != s.npos; at += part.size()) ++n;
   return n;
 }
 
 // A letter is large where the one before is none, else small.
-std::string titled(const std::string& s) {
+std::string titled(std::string_view s) {
+  spend(walked(s.size()));
   std::string out;
   bool inside = false;
   for (std::size_t at = 0; at < s.size();) {
-    const std::size_t from = at;
-    next_code_point(s, at);
-    const std::string letter = s.substr(from, at - from), lower = to_lower(letter),
-                      upper = to_upper(letter);
-    out += inside ? lower : upper;
+    const char32_t letter = next_code_point(s, at), lower = to_lower(letter),
+                   upper = to_upper(letter);
+    append_utf8(out, inside ? lower : upper);
     inside = lower != upper;
   }
   return out;
 }
 
-bool all_points(const std::string& s, bool (*holds)(char32_t)) {
-  const std::u32string points = to_code_points(s);
-  return !points.empty() && std::all_of(points.begin(), points.end(), holds);
+bool all_points(std::string_view s, bool (*holds)(char32_t)) {
+  spend(walked(s.size()));
+  for (std::size_t at = 0; at < s.size();) {
+    if (!holds(next_code_point(s, at))) return false;
+  }
+  return !s.empty();
 }
 
 Value call_string_method(const std::string& s, const std::string& name, const Args& args) {
@@ -162,15 +180,20 @@ Value call_string_method(const std::string& s, const std::string& name, const Ar
   }
   if (name == "split" || name == "rsplit") {
     const List p = args.bind(name, {"sep", "maxsplit"});
-    return texts(split(s, p[0], p[1], name == "rsplit"));
+    return Value::list(split(s, p[0], p[1], name == "rsplit"));
   }
   if (name == "startswith" || name == "endswith")
     return begins_or_ends(s, args.bind(name, {"text"})[0], name == "startswith");
-  if (name == "upper") return args.bind(name, {}), to_upper(s);
-  if (name == "lower") return args.bind(name, {}), to_lower(s);
+  if (name == "upper" || name == "lower")
+    return args.bind(name, {}), changed_case(s, name == "upper");
   if (name == "title") return args.bind(name, {}), titled(s);
   if (name == "capitalize") return args.bind(name, {}), capitalized(s);
-  if (name == "splitlines") return args.bind(name, {}), texts(split_lines(s));
+  if (name == "splitlines") {
+    args.bind(name, {});
+    List out;
+    each_line(s, [&](std::string_view line) { add_part(out, line); });
+    return Value::list(std::move(out));
+  }
   if (name == "isspace") return args.bind(name, {}), all_points(s, is_space);
   if (name == "isdigit")
     return args.bind(name, {}), all_points(s, [](char32_t c) { return c >= '0' && c <= '9'; });
@@ -179,26 +202,27 @@ Value call_string_method(const std::string& s, const std::string& name, const Ar
     return replaced(s, p[0], p[1], p[2]);
   }
   if (name == "find")
-    return place(s, s.find(text_of(args.bind(name, {"text"})[0], "what is looked for")));
+    return place(s, find_first(s, text_of(args.bind(name, {"text"})[0], "what is looked for")));
   if (name == "rfind")
-    return place(s, s.rfind(text_of(args.bind(name, {"text"})[0], "what is looked for")));
+    return place(s, find_last(s, text_of(args.bind(name, {"text"})[0], "what is looked for")));
   if (name == "count")
     return occurrences(s, text_of(args.bind(name, {"text"})[0], "what is counted"));
   if (name == "removeprefix" || name == "removesuffix") {
     const bool front = name == "removeprefix";
-    const std::string part = text_of(args.bind(name, {"text"})[0], "what is removed");
+    const Value given = args.bind(name, {"text"})[0];
+    const std::string& part = text_of(given, "what is removed");
     if (!(front ? s.starts_with(part) : s.ends_with(part))) return s;
     return front ? s.substr(part.size()) : s.substr(0, s.size() - part.size());
   }
   if (name == "join") {
-    std::string out;
+    TextBuilder out;
     bool first = true;
     for (const Value& v : args.bind(name, {"parts"})[0].iterate()) {
-      if (!first) out = concat(std::move(out), s);
-      out = concat(std::move(out), text_of(v, "what is joined"));
+      if (!first) out.append(s);
+      out.append(text_of(v, "what is joined"));
       first = false;
     }
-    return out;
+    return out.take();
   }
   throw Fault("the method '" + name + "' of str is not supported");
 }
@@ -231,47 +255,59 @@ const std::string& text_of(const Value& v, const char* what) {
   return v.string();
 }
 
-std::string trimmed(const std::string& s, const Value& chars, bool left, bool right) {
-  std::string_view out = s;
+std::string trimmed(std::string_view s, const Value& chars, bool left, bool right) {
+  spend(walked(s.size()));
   if (chars.is_undefined() || chars.is_none()) {
-    if (left) out = trim_left(out);
-    return std::string(right ? trim_right(out) : out);
+    if (left) s = trim_left(s);
+    return std::string(right ? trim_right(s) : s);
   }
-  const std::u32string set = to_code_points(text_of(chars, "the characters to strip"));
-  std::u32string points = to_code_points(s);
-  const auto keeps = [&](char32_t c) {
-    return set.find(c) == set.npos;
+  const std::string& given = text_of(chars, "the characters to strip");
+  // Each of the text's letters is looked for in them. What is there twice counts once: a set has no more than Unicode.
+  spend(given.size() * 4);
+  std::u32string set = to_code_points(given);
+  std::sort(set.begin(), set.end());
+  const auto stripped = [&](std::size_t from, std::size_t to) {
+    spend(1);
+    const std::string_view letter = s.substr(from, to - from);
+    std::size_t at = 0;
+    return std::binary_search(set.begin(), set.end(), next_code_point(letter, at));
   };
-  if (right) points.erase(std::find_if(points.rbegin(), points.rend(), keeps).base(), points.end());
-  if (left) points.erase(points.begin(), std::find_if(points.begin(), points.end(), keeps));
-  return to_utf8(points);
+  for (std::size_t end; right && !s.empty() && stripped(end = backward(s, s.size(), 1), s.size());)
+    s = s.substr(0, end);
+  for (std::size_t end; left && !s.empty() && stripped(0, end = forward(s, 0, 1));)
+    s = s.substr(end);
+  return std::string(s);
 }
 
-std::string replaced(const std::string& s, const Value& from_value, const Value& to_value,
+std::string replaced(std::string_view s, const Value& from_value, const Value& to_value,
                      const Value& count) {
   const std::string &from = text_of(from_value, "what is replaced"),
                     &to = text_of(to_value, "what is put in its place");
   if (from.empty()) throw Fault("replace: what is replaced must not be empty");
   std::int64_t left = count.is_undefined() || count.is_none() ? -1 : count.integer();
-  std::string out;
+  TextBuilder out;
   std::size_t at = 0;
-  for (std::size_t next; left != 0 && (next = s.find(from, at)) != s.npos;
+  for (std::size_t next; left != 0 && (next = find_first(s, from, at)) != s.npos;
        at = next + from.size(), --left) {
-    out.append(s, at, next - at);
-    out = concat(std::move(out), to);
+    out.append(s.substr(at, next - at));
+    out.append(to);
   }
-  return out.append(s, at);
+  out.append(s.substr(at));
+  return out.take();
 }
 
-std::string capitalized(const std::string& s) {
-  std::size_t first = 0;
-  if (!s.empty()) next_code_point(s, first);
-  return to_upper(std::string_view(s).substr(0, first)) +
-         to_lower(std::string_view(s).substr(first));
+std::string changed_case(std::string_view s, bool upper) {
+  spend(walked(s.size()));
+  return upper ? to_upper(s) : to_lower(s);
 }
 
-std::vector<std::string> split_lines(const std::string& s) {
-  std::vector<std::string> out;
+std::string capitalized(std::string_view s) {
+  const std::size_t first = forward(s, 0, 1);
+  return changed_case(s.substr(0, first), true) + changed_case(s.substr(first), false);
+}
+
+void each_line(std::string_view s, FunctionRef<void(std::string_view)> line) {
+  spend(walked(s.size()));
   std::size_t begin = 0;
   for (std::size_t at = 0; at < s.size();) {
     const std::size_t here = at;
@@ -280,18 +316,18 @@ std::vector<std::string> split_lines(const std::string& s) {
           c == 0x2029))
       continue;
     if (c == '\r' && at < s.size() && s[at] == '\n') ++at;
-    out.push_back(s.substr(begin, here - begin));
+    spend(2);
+    line(s.substr(begin, here - begin));
     begin = at;
   }
-  if (begin < s.size()) out.push_back(s.substr(begin));
-  return out;
+  if (begin < s.size()) line(s.substr(begin));
 }
 
 bool is_function(const std::string& name) { return among(kFunctions, name); }
 
 Value call_function(Runner& runner, const std::string& name, const Args& args) {
-  if (name == "raise_exception") throw Fault(args.bind(name, {"message"})[0].str());
-  if (name == "range") return range(runner, args);
+  if (name == "raise_exception") throw Fault(args.bind(name, {"message"})[0].str().string());
+  if (name == "range") return range(args);
   if (name == "strftime_now")
     return formatted_time(runner.now(), text_of(args.bind(name, {"format"})[0], "a format"));
   // dict and namespace: from a dict, from names
@@ -299,6 +335,7 @@ Value call_function(Runner& runner, const std::string& name, const Args& args) {
   if (!args.values.empty()) {
     if (args.values.size() > 1 || !args.values[0].is_dict())
       throw Fault(name + ": must be given one dict, or names with values");
+    spend(weight(args.values[0].dict()));
     members = args.values[0].dict();
   }
   Scope scope{nullptr, std::move(members)};
@@ -307,15 +344,10 @@ Value call_function(Runner& runner, const std::string& name, const Args& args) {
   return name == "dict" ? all : Value::name_space(std::move(scope.names));
 }
 
-Value call_method(Runner& runner, const Value& self, const std::string& name, const Args& args) {
-  if (self.is_string()) {
-    runner.spend(self.string().size() / 16);
-    return call_string_method(self.string(), name, args);
-  }
-  if (self.is_dict()) {
-    runner.spend(self.dict().size());
-    return call_dict_method(self, name, args);
-  }
+Value call_method(const Value& self, const std::string& name, const Args& args) {
+  spend(4);
+  if (self.is_string()) return call_string_method(self.string(), name, args);
+  if (self.is_dict()) return call_dict_method(self, name, args);
   throw Fault("the method '" + name + "' of " + self.type() + " is not supported");
 }
 
@@ -334,15 +366,23 @@ Value item(const Value& of, const Value& key) {
     const Value* found = of.is_dict() ? of.find(key.string()) : nullptr;
     return found != nullptr ? *found : attribute(of, key.string());
   }
-  if ((of.is_list() || of.is_string()) && (key.is_int() || key.is_bool())) {
-    const std::u32string points = of.is_string() ? to_code_points(of.string()) : std::u32string();
-    const auto n = static_cast<std::int64_t>(of.is_string() ? points.size() : of.list().size());
+  if (of.is_list() && (key.is_int() || key.is_bool())) {
+    const auto n = static_cast<std::int64_t>(of.list().size());
     const std::int64_t i = key.integer() < 0 ? key.integer() + n : key.integer();
-    if (i < 0 || i >= n) return Value::undefined(key.str());
-    const auto at = static_cast<std::size_t>(i);
-    return of.is_list() ? of.list()[at] : Value(to_utf8(std::u32string_view(points).substr(at, 1)));
+    if (i >= 0 && i < n) return of.list()[static_cast<std::size_t>(i)];
   }
-  return Value::undefined(key.str());
+  if (of.is_string() && (key.is_int() || key.is_bool())) {
+    const std::string& s = of.string();
+    const std::int64_t i = key.integer();
+    const auto steps = static_cast<std::size_t>(i < 0 ? -(i + 1) : i);
+    spend(walked(std::min(steps, s.size())));
+    // From the end, where that is what is counted from: the last letter of a long text is near.
+    const std::size_t end = i < 0 ? backward(s, s.size(), steps) : 0;
+    const std::size_t begin = i < 0 ? backward(s, end, 1) : forward(s, 0, steps);
+    const std::size_t behind = i < 0 ? end : forward(s, begin, 1);
+    if (begin < behind) return s.substr(begin, behind - begin);
+  }
+  return Value::undefined(key.str().string());
 }
 
 }  // namespace mlxtape::formats::jinja

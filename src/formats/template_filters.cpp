@@ -6,6 +6,7 @@
 
 #include "formats/template_run.h"
 #include "formats/utf8.h"
+#include "mlxtape/base/quote.h"
 
 namespace mlxtape::formats::jinja {
 namespace {
@@ -30,12 +31,13 @@ Value member(Value of, const Value& path) {
 // What strings are compared by where case does not count.
 Value key_of(const Value& v, const Value& attribute, bool case_sensitive) {
   Value key = given(attribute) ? member(v, attribute) : v;
-  return key.is_string() && !case_sensitive ? Value(to_lower(key.string())) : key;
+  return key.is_string() && !case_sensitive ? Value(changed_case(key.string(), false)) : key;
 }
 
 Value length(const Value& v) {
   std::size_t n = 0;
   if (v.is_string()) {
+    spend(copied(v.string().size()));
     n = count_code_points(v.string());
   } else if (v.is_list()) {
     n = v.list().size();
@@ -56,45 +58,50 @@ Value pairs(const Value& v) {
   return Value::list(std::move(out));
 }
 
-Value join(Runner& runner, const Value& in, const Value& separator, const Value& attribute) {
-  const std::string between = separator.is_undefined() ? "" : separator.str();
-  std::string out;
+Value join(const Value& in, const Value& separator, const Value& attribute) {
+  const Value between = separator.str();
+  TextBuilder out;
   bool first = true;
   for (const Value& v : in.iterate()) {
-    if (!first) out = concat(std::move(out), between);
+    if (!first) out.append(between.string());
     first = false;
-    out += (given(attribute) ? member(v, attribute) : v).str();
+    out.append((given(attribute) ? member(v, attribute) : v).str().string());
   }
-  runner.spend(out.size() / 64);
-  return out;
+  return out.take();
 }
 
-Value indented(const std::string& s, const Value& width, bool first, bool blank) {
-  const std::string space =
-      width.is_string() ? width.string()
-                        : std::string(static_cast<std::size_t>(std::clamp<std::int64_t>(
-                                          width.is_undefined() ? 4 : width.integer(), 0, 1000)),
-                                      ' ');
-  std::string out = first ? space : "";
+Value indented(std::string_view s, const Value& width, bool first, bool blank) {
+  const std::int64_t spaces = width.is_string() || width.is_undefined() ? 4 : width.integer();
+  TextBuilder out;
+  const auto indent = [&] {
+    if (width.is_string()) {
+      out.append(width.string());
+    } else {
+      out.append(static_cast<std::size_t>(std::max<std::int64_t>(spaces, 0)), ' ');
+    }
+  };
+  if (first) indent();
   bool begin = true;
-  for (const std::string& line : split_lines(s + "\n")) {
-    if (!begin) out += '\n';
-    if (!begin && (blank || !line.empty())) out += space;
-    out = concat(std::move(out), line);
+  TextBuilder closed;  // the last line has an end too
+  closed.append(s);
+  closed.append("\n");
+  each_line(closed.take(), [&](std::string_view line) {
+    if (!begin) out.append("\n");
+    if (!begin && (blank || !line.empty())) indent();
+    out.append(line);
     begin = false;
-  }
-  return out;
+  });
+  return out.take();
 }
 
 // Each word's first letter is large, what follows small; words begin behind spaces and opening brackets.
-Value title(const std::string& s) {
+Value title(std::string_view s) {
+  spend(walked(s.size()));
   std::string out;
   bool begins = true;
   for (std::size_t at = 0; at < s.size();) {
-    const std::size_t from = at;
     const char32_t c = next_code_point(s, at);
-    const std::string letter = s.substr(from, at - from);
-    out += begins ? to_upper(letter) : to_lower(letter);
+    append_utf8(out, begins ? to_upper(c) : to_lower(c));
     begins = is_space(c) || c == '-' || c == '(' || c == '{' || c == '[' || c == '<';
   }
   return out;
@@ -103,6 +110,7 @@ Value title(const std::string& s) {
 std::optional<double> parsed(const Value& v) {
   if (v.is_number()) return v.number();
   if (!v.is_string()) return std::nullopt;
+  spend(walked(v.string().size()));
   const std::string text(trim_left(trim_right(v.string())));
   char* end = nullptr;
   const double d = std::strtod(text.c_str(), &end);
@@ -114,6 +122,7 @@ Value to_int(const Value& v, const Value& otherwise) {
   if (v.is_int() || v.is_bool()) return v.integer();
   const Value fallback = otherwise.is_undefined() ? Value(std::int64_t{0}) : otherwise;
   if (v.is_string()) {
+    spend(walked(v.string().size()));
     const std::string text(trim_left(trim_right(v.string())));
     char* end = nullptr;
     errno = 0;
@@ -130,7 +139,7 @@ Value tojson(const List& p) {
   style.ascii = p[0].truth();
   style.sorted = p[3].truth();
   if (given(p[1])) {
-    style.indent = static_cast<int>(std::clamp<std::int64_t>(p[1].integer(), 0, 100));
+    style.indent = static_cast<std::size_t>(std::max<std::int64_t>(p[1].integer(), 0));
     style.comma = ",";
   }
   if (given(p[2])) {
@@ -142,10 +151,9 @@ Value tojson(const List& p) {
   return to_json(p[4], style);
 }
 
-Value sorted(Runner& runner, const Value& in, bool reverse, bool case_sensitive,
-             const Value& attribute) {
+Value sorted(const Value& in, bool reverse, bool case_sensitive, const Value& attribute) {
   List items = in.iterate();
-  runner.spend(items.size() * 16);
+  spend(items.size() * 4);
   std::vector<std::pair<Value, Value>> keyed;
   for (Value& v : items) keyed.emplace_back(key_of(v, attribute, case_sensitive), v);
   std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
@@ -155,11 +163,10 @@ Value sorted(Runner& runner, const Value& in, bool reverse, bool case_sensitive,
   return Value::list(std::move(items));
 }
 
-Value unique(Runner& runner, const Value& in, bool case_sensitive, const Value& attribute) {
+Value unique(const Value& in, bool case_sensitive, const Value& attribute) {
   List seen, out;
   for (const Value& v : in.iterate()) {
     Value key = key_of(v, attribute, case_sensitive);
-    runner.spend(seen.size());
     if (std::any_of(seen.begin(), seen.end(), [&](const Value& s) { return equal(s, key); }))
       continue;
     seen.push_back(std::move(key));
@@ -186,28 +193,36 @@ Value end_of(const Value& in, bool last) {
 }
 
 Value reversed(const Value& in) {
-  List items = in.iterate();
-  std::reverse(items.begin(), items.end());
-  if (!in.is_string()) return Value::list(std::move(items));
+  if (!in.is_string()) {
+    List items = in.iterate();
+    std::reverse(items.begin(), items.end());
+    return Value::list(std::move(items));
+  }
+  const std::string& s = in.string();
+  spend(walked(s.size()));
   std::string out;
-  for (const Value& v : items) out += v.string();
+  out.reserve(s.size());
+  for (std::size_t end = s.size(), begin; end > 0; end = begin) {
+    begin = backward(s, end, 1);
+    out.append(s, begin, end - begin);
+  }
   return out;
 }
 
 struct Filter {
   const char* name;
   std::initializer_list<const char*> parameters;
-  Value (*apply)(Runner& runner, const Value& in, const List& p);
+  Value (*apply)(const Value& in, const List& p);
 };
 
-#define MT_FILTER(...)                                     \
-  [](Runner& r, const Value& in, const List& p) -> Value { \
-    (void)r, (void)in, (void)p;                            \
-    return __VA_ARGS__;                                    \
+#define MT_FILTER(...)                          \
+  [](const Value& in, const List& p) -> Value { \
+    (void)in, (void)p;                          \
+    return __VA_ARGS__;                         \
   }
 const Filter kFilters[] = {
     {"abs", {}, MT_FILTER(in.number() < 0 ? arithmetic("*", in, Value(std::int64_t{-1})) : in)},
-    {"capitalize", {}, MT_FILTER(capitalized(in.str()))},
+    {"capitalize", {}, MT_FILTER(capitalized(in.str().string()))},
     {"count", {}, MT_FILTER(length(in))},
     {"d",
      {"default_value", "boolean"},
@@ -221,7 +236,7 @@ const Filter kFilters[] = {
                    : in)},
     {"dictsort",
      {"case_sensitive", "by", "reverse"},
-     MT_FILTER(sorted(r, pairs(in), p[2].truth(), p[0].truth(),
+     MT_FILTER(sorted(pairs(in), p[2].truth(), p[0].truth(),
                       Value(std::int64_t{p[1].is_string() && p[1].string() == "value" ? 1 : 0})))},
     {"first", {}, MT_FILTER(end_of(in, false))},
     {"float",
@@ -231,27 +246,27 @@ const Filter kFilters[] = {
                                      : p[0])},
     {"indent",
      {"width", "first", "blank"},
-     MT_FILTER(indented(in.str(), p[0], p[1].truth(), p[2].truth()))},
+     MT_FILTER(indented(in.str().string(), p[0], p[1].truth(), p[2].truth()))},
     {"int", {"default"}, MT_FILTER(to_int(in, p[0]))},
     {"items", {}, MT_FILTER(pairs(in))},
-    {"join", {"d", "attribute"}, MT_FILTER(join(r, in, p[0], p[1]))},
+    {"join", {"d", "attribute"}, MT_FILTER(join(in, p[0], p[1]))},
     {"last", {}, MT_FILTER(end_of(in, true))},
     {"length", {}, MT_FILTER(length(in))},
     {"list", {}, MT_FILTER(Value::list(in.iterate()))},
-    {"lower", {}, MT_FILTER(to_lower(in.str()))},
+    {"lower", {}, MT_FILTER(changed_case(in.str().string(), false))},
     {"max", {"case_sensitive", "attribute"}, MT_FILTER(extreme(in, true, p[1]))},
     {"min", {"case_sensitive", "attribute"}, MT_FILTER(extreme(in, false, p[1]))},
-    {"replace", {"old", "new", "count"}, MT_FILTER(replaced(in.str(), p[0], p[1], p[2]))},
+    {"replace", {"old", "new", "count"}, MT_FILTER(replaced(in.str().string(), p[0], p[1], p[2]))},
     {"reverse", {}, MT_FILTER(reversed(in))},
     {"safe", {}, MT_FILTER(in.str())},
     {"sort",
      {"reverse", "case_sensitive", "attribute"},
-     MT_FILTER(sorted(r, in, p[0].truth(), p[1].truth(), p[2]))},
+     MT_FILTER(sorted(in, p[0].truth(), p[1].truth(), p[2]))},
     {"string", {}, MT_FILTER(in.str())},
-    {"title", {}, MT_FILTER(title(in.str()))},
-    {"trim", {"chars"}, MT_FILTER(trimmed(in.str(), p[0], true, true))},
-    {"unique", {"case_sensitive", "attribute"}, MT_FILTER(unique(r, in, p[0].truth(), p[1]))},
-    {"upper", {}, MT_FILTER(to_upper(in.str()))},
+    {"title", {}, MT_FILTER(title(in.str().string()))},
+    {"trim", {"chars"}, MT_FILTER(trimmed(in.str().string(), p[0], true, true))},
+    {"unique", {"case_sensitive", "attribute"}, MT_FILTER(unique(in, p[0].truth(), p[1]))},
+    {"upper", {}, MT_FILTER(changed_case(in.str().string(), true))},
 };
 #undef MT_FILTER
 
@@ -262,7 +277,7 @@ Args without_first(const Args& args) {
 }
 
 // map(attribute=..., default=...) or map("filter", arguments...)
-Value map(Runner& runner, const Value& in, const Args& args) {
+Value map(const Value& in, const Args& args) {
   List out;
   if (args.values.empty()) {
     const List p = args.bind("map", {"attribute", "default"});
@@ -274,13 +289,13 @@ Value map(Runner& runner, const Value& in, const Args& args) {
   } else {
     const Args rest = without_first(args);
     for (const Value& v : in.iterate())
-      out.push_back(apply_filter(runner, text_of(args.values[0], "a filter"), v, rest));
+      out.push_back(apply_filter(text_of(args.values[0], "a filter"), v, rest));
   }
   return Value::list(std::move(out));
 }
 
 // select, reject (a test), selectattr, rejectattr (an attribute, then a test); without a test, the truth.
-Value select(Runner& runner, const std::string& who, const Value& in, Args args) {
+Value select(const std::string& who, const Value& in, Args args) {
   Value path;
   if (who.ends_with("attr")) {
     if (args.values.empty()) throw Fault(who + ": an attribute must be given");
@@ -292,12 +307,17 @@ Value select(Runner& runner, const std::string& who, const Value& in, Args args)
   if (has_test) args = without_first(args);
   List out;
   for (const Value& v : in.iterate()) {
-    runner.spend(1);
     const Value of = path.is_undefined() ? v : member(v, path);
     if ((has_test ? apply_test(test, of, args) : of.truth()) == who.starts_with("select"))
       out.push_back(v);
   }
   return Value::list(std::move(out));
+}
+
+bool is_case(const Value& v, bool upper) {
+  const Value text = v.str();
+  return text.string() == changed_case(text.string(), upper) &&
+         text.string() != changed_case(text.string(), !upper);
 }
 
 struct Test {
@@ -339,7 +359,7 @@ const Test kTests[] = {
      }},
     {"lower",
      [](const Value& v) {
-       return v.str() == to_lower(v.str()) && v.str() != to_upper(v.str());
+       return is_case(v, false);
      }},
     {"mapping",
      [](const Value& v) {
@@ -375,7 +395,7 @@ const Test kTests[] = {
      }},
     {"upper",
      [](const Value& v) {
-       return v.str() == to_upper(v.str()) && v.str() != to_lower(v.str());
+       return is_case(v, true);
      }},
 };
 
@@ -438,30 +458,31 @@ const Comparison kComparisons[] = {
 
 }  // namespace
 
-Value apply_filter(Runner& runner, const std::string& name, const Value& in, const Args& args) {
-  runner.spend(1 + in.weight());
-  if (name == "map") return map(runner, in, args);
+Value apply_filter(const std::string& name, const Value& in, const Args& args) {
+  spend(4);
+  if (name == "map") return map(in, args);
   if (name == "select" || name == "reject" || name == "selectattr" || name == "rejectattr")
-    return select(runner, name, in, args);
+    return select(name, in, args);
   if (name == "tojson") {
     List p = args.bind(name, {"ensure_ascii", "indent", "separators", "sort_keys"});
     p.push_back(in);
     return tojson(p);
   }
   for (const Filter& f : kFilters) {
-    if (name == f.name) return f.apply(runner, in, args.bind(name, f.parameters));
+    if (name == f.name) return f.apply(in, args.bind(name, f.parameters));
   }
-  throw Fault("the filter '" + name + "' is not supported");
+  throw Fault("the filter '" + shown(name) + "' is not supported");
 }
 
 bool apply_test(const std::string& name, const Value& in, const Args& args) {
+  spend(2);
   for (const Test& t : kTests) {
     if (name == t.name) return args.bind(name, {}), t.holds(in);
   }
   for (const Comparison& c : kComparisons) {
     if (name == c.name) return c.holds(in, args.bind(name, {"other"})[0]);
   }
-  throw Fault("the test '" + name + "' is not supported");
+  throw Fault("the test '" + shown(name) + "' is not supported");
 }
 
 }  // namespace mlxtape::formats::jinja

@@ -174,7 +174,7 @@ class Lexer {
       if (hex != 0) {
         const std::string code(rest.substr(n + 1, hex));
         if (code.size() != hex || code.find_first_not_of("0123456789abcdefABCDEF") != code.npos)
-          fail(std::string("\\") + c + " must be followed by " + std::to_string(hex) +
+          fail("\\" + std::string(1, c) + " must be followed by " + std::to_string(hex) +
                " hexadecimal digits");
         append_utf8(out, static_cast<char32_t>(std::stoul(code, nullptr, 16)));
         n += hex;

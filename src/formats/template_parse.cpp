@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <charconv>
 
+#include "formats/real.h"
 #include "formats/template_syntax.h"
+#include "mlxtape/base/quote.h"
 
 namespace mlxtape::formats::jinja {
 namespace {
@@ -21,7 +23,7 @@ class Parser {
   Body all() {
     Body body = statements({});
     if (peek().kind != Kind::kEnd)
-      fail("'" + tokens_[at_ + 1].text + "' ends nothing that was begun");
+      fail("'" + shown(tokens_[at_ + 1].text) + "' ends nothing that was begun");
     return body;
   }
 
@@ -45,7 +47,7 @@ class Parser {
       case Kind::kPrintEnd: return "}}";
       case Kind::kBlockEnd: return "%}";
       case Kind::kEnd: return "the end of the template";
-      default: return "'" + peek().text + "'";
+      default: return "'" + shown(peek().text) + "'";
     }
   }
   void expect_op(std::string_view op) {
@@ -308,14 +310,15 @@ class Parser {
         std::int64_t i = 0;
         if (std::from_chars(token.text.data(), token.text.data() + token.text.size(), i).ec !=
             std::errc())
-          fail("an integer must fit 64 bits, got " + token.text);
+          fail("an integer must fit 64 bits, got " + shown(token.text));
         take();
         e.value = i;
         return made(std::move(e));
       }
       case Kind::kFloat: {
         double d = 0;
-        std::from_chars(token.text.data(), token.text.data() + token.text.size(), d);
+        if (!to_real(token.text, d))
+          fail("a number must be in the range of double, got " + token.text);
         take();
         e.value = d;
         return made(std::move(e));
@@ -437,7 +440,7 @@ class Parser {
       expect_end(Kind::kBlockEnd);
       return {word == "break" ? Stmt::Kind::kBreak : Stmt::Kind::kContinue, line};
     }
-    throw Syntax(line, "the statement '" + word + "' is not supported here");
+    throw Syntax(line, "the statement '" + shown(word) + "' is not supported here");
   }
 
   Stmt if_statement(int line) {

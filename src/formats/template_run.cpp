@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "formats/utf8.h"
+#include "mlxtape/base/quote.h"
 
 namespace mlxtape::formats::jinja {
 namespace {
@@ -10,9 +11,14 @@ namespace {
 constexpr int kMaxCalls =
     600;  // evaluations inside of each other: half a megabyte of stack, ten with sanitizers
 
-// Elements of a slice of n: Python's rules for bounds that are absent, negative or outside.
-std::vector<std::size_t> slice_indices(std::int64_t n, const Value& from, const Value& to,
-                                       const Value& by) {
+// Places of n: `count` of them from `begin` on, each `step` further.
+struct Slice {
+  std::int64_t begin, step;
+  std::size_t count;
+};
+
+// Python's rules for bounds that are absent, negative or outside.
+Slice slice_of(std::int64_t n, const Value& from, const Value& to, const Value& by) {
   const auto given = [](const Value& v) {
     return !v.is_undefined() && !v.is_none();
   };
@@ -25,15 +31,29 @@ std::vector<std::size_t> slice_indices(std::int64_t n, const Value& from, const 
     return std::clamp<std::int64_t>(i, step < 0 ? -1 : 0, step < 0 ? n - 1 : n);
   };
   const std::int64_t begin = bound(from, step < 0 ? n - 1 : 0), end = bound(to, step < 0 ? -1 : n);
-  std::vector<std::size_t> out;
-  for (std::int64_t i = begin; step < 0 ? i > end : i < end;) {
-    out.push_back(static_cast<std::size_t>(i));
-    if (__builtin_add_overflow(i, step, &i)) break;
+  const std::int64_t span = step < 0 ? begin - end : end - begin;
+  if (span <= 0) return {0, 1, 0};
+  const auto size = static_cast<std::uint64_t>(step < 0 ? -(step + 1) : step - 1) + 1;
+  return {begin, step, static_cast<std::size_t>((static_cast<std::uint64_t>(span) - 1) / size + 1)};
+}
+
+std::string sliced(std::string_view s, const Slice& slice) {
+  std::size_t at = forward(s, 0, static_cast<std::size_t>(slice.begin));
+  if (slice.step == 1) return std::string(s.substr(at, forward(s, at, slice.count) - at));
+  // A step further than the text is long is never taken.
+  const auto far = static_cast<std::int64_t>(s.size());
+  const std::int64_t step = std::clamp(slice.step, -far, far);
+  std::string out;
+  for (std::size_t i = 0; i < slice.count; ++i) {
+    out += s.substr(at, forward(s, at, 1) - at);
+    at = step < 0 ? backward(s, at, static_cast<std::size_t>(-step))
+                  : forward(s, at, static_cast<std::size_t>(step));
   }
   return out;
 }
 
-Value loop_variable(const List& items, std::size_t i) {
+Value loop_variable(const LoopPlace& loop) {
+  const auto& [items, i] = loop;
   const auto number = [](std::size_t n) {
     return Value(static_cast<std::int64_t>(n));
   };
@@ -68,7 +88,7 @@ List Args::bind(const std::string& who, std::initializer_list<const char*> param
   std::copy(values.begin(), values.end(), out.begin());
   for (const auto& [key, value] : named) {
     const auto* at = std::find(parameters.begin(), parameters.end(), key);
-    if (at == parameters.end()) throw Fault(who + ": has no parameter '" + key + "'");
+    if (at == parameters.end()) throw Fault(who + ": has no parameter '" + shown(key) + "'");
     const auto i = static_cast<std::size_t>(at - parameters.begin());
     if (i < values.size()) throw Fault(who + ": the parameter '" + key + "' is given twice");
     out[i] = value;
@@ -76,61 +96,41 @@ List Args::bind(const std::string& who, std::initializer_list<const char*> param
   return out;
 }
 
-const Value* Scope::find(const std::string& name) const {
-  for (const Scope* s = this; s != nullptr; s = s->parent) {
-    for (const auto& item : s->names) {
-      if (item.first == name) return &item.second;
-    }
+const Value* Scope::find(const std::string& name) {
+  for (Scope* s = this; s != nullptr; s = s->parent) {
+    if (const Value* found = find_in(s->names, name)) return found;
+    if (s->loop == nullptr || name != "loop") continue;
+    s->names.emplace_back(name, loop_variable(*s->loop));
+    return &s->names.back().second;
   }
   return nullptr;
 }
 
-void Scope::set(const std::string& name, Value value) {
-  for (auto& item : names) {
-    if (item.first == name) {
-      item.second = std::move(value);
-      return;
-    }
-  }
-  names.emplace_back(name, std::move(value));
-}
+void Scope::set(const std::string& name, Value value) { set_in(names, name, std::move(value)); }
 
 std::string Runner::run(const Body& body, Dict globals) {
   Scope root{nullptr, std::move(globals)};
   root_ = &root;
-  std::string out;
+  TextBuilder out;
   execute(body, root, out);
-  return out;
-}
-
-void Runner::spend(std::size_t steps) {
-  steps_left_ -= static_cast<std::int64_t>(steps);
-  if (steps_left_ < 0) throw Fault("the template takes too many steps");
-}
-
-void Runner::append(std::string& out, const std::string& text) {
-  spend(text.size() / 64);
-  if (out.size() + text.size() > kMaxText)
-    throw Fault("the template's output must be at most " + std::to_string(kMaxText) +
-                " bytes long");
-  out += text;
+  return out.take();
 }
 
 // ---- statements ----
 
-Runner::Flow Runner::execute(const Body& body, Scope& scope, std::string& out) {
+Runner::Flow Runner::execute(const Body& body, Scope& scope, TextBuilder& out) {
   for (const Stmt& s : body) {
     if (const Flow flow = execute(s, scope, out); flow != Flow::kNext) return flow;
   }
   return Flow::kNext;
 }
 
-Runner::Flow Runner::execute(const Stmt& s, Scope& scope, std::string& out) {
+Runner::Flow Runner::execute(const Stmt& s, Scope& scope, TextBuilder& out) {
   line_ = s.line;
   spend(1);
   switch (s.kind) {
-    case Stmt::Kind::kText: append(out, s.name); break;
-    case Stmt::Kind::kPrint: append(out, evaluate(*s.exprs[0], scope).str()); break;
+    case Stmt::Kind::kText: out.append(s.name); break;
+    case Stmt::Kind::kPrint: out.append(evaluate(*s.exprs[0], scope).str().string()); break;
     case Stmt::Kind::kIf:
       for (std::size_t i = 0; i < s.exprs.size(); ++i) {
         if (evaluate(*s.exprs[i], scope).truth()) return execute(s.bodies[i], scope, out);
@@ -142,9 +142,9 @@ Runner::Flow Runner::execute(const Stmt& s, Scope& scope, std::string& out) {
     case Stmt::Kind::kSetMember: set_member(s, scope); break;
     case Stmt::Kind::kSetBlock: {
       Scope inner{&scope};
-      std::string text;
+      TextBuilder text;
       execute(s.bodies[0], inner, text);
-      inner.set(s.name, Value(std::move(text)));
+      inner.set(s.name, Value(text.take()));
       scope.set(s.targets[0], evaluate(*s.exprs[0], inner));
       break;
     }
@@ -159,21 +159,23 @@ Runner::Flow Runner::execute(const Stmt& s, Scope& scope, std::string& out) {
   return Flow::kNext;
 }
 
-Runner::Flow Runner::loop(const Stmt& s, Scope& scope, std::string& out) {
-  List items = evaluate(*s.exprs[0], scope).iterate();
-  spend(items.size());
+Runner::Flow Runner::loop(const Stmt& s, Scope& scope, TextBuilder& out) {
+  Value all = evaluate(*s.exprs[0], scope);
+  if (!all.is_list()) all = Value::list(all.iterate());
   if (s.exprs.size() > 1) {
     List kept;
-    for (Value& item : items) {
+    for (const Value& item : all.list()) {
       Scope inner{&scope};
       assign(s.targets, item, inner);
-      if (evaluate(*s.exprs[1], inner).truth()) kept.push_back(std::move(item));
+      if (evaluate(*s.exprs[1], inner).truth()) kept.push_back(item);
     }
-    items = std::move(kept);
+    all = Value::list(std::move(kept));
   }
+  const List& items = all.list();
   for (std::size_t i = 0; i < items.size(); ++i) {
-    Scope inner{&scope};
-    inner.set("loop", loop_variable(items, i));
+    spend(2);
+    const LoopPlace place{items, i};
+    Scope inner{&scope, {}, &place};
     assign(s.targets, items[i], inner);
     if (execute(s.bodies[0], inner, out) == Flow::kBreak) break;
   }
@@ -201,22 +203,16 @@ void Runner::set_member(const Stmt& s, Scope& scope) {
   const Value* of = scope.find(s.targets[0]);
   Namespace* members = of != nullptr ? of->name_space() : nullptr;
   if (members == nullptr)
-    throw Fault("only a namespace's members can be set, and '" + s.targets[0] + "' is none");
+    throw Fault("only a namespace's members can be set, and '" + shown(s.targets[0]) + "' is none");
   Value value = evaluate(*s.exprs[0], scope);
   // In a list for its check: what holds itself would never go.
   Value::list({value});
-  for (auto& member : members->members) {
-    if (member.first == s.name) {
-      member.second = std::move(value);
-      return;
-    }
-  }
-  members->members.emplace_back(s.name, std::move(value));
+  set_in(members->members, s.name, std::move(value));
 }
 
 // ---- expressions ----
 
-Value Runner::name(const std::string& name, const Scope& scope) const {
+Value Runner::name(const std::string& name, Scope& scope) {
   if (const Value* found = scope.find(name)) return *found;
   if (is_function(name)) return Value::callable({name, nullptr});
   return Value::undefined(name);
@@ -233,7 +229,7 @@ Value Runner::evaluate(const Expr& e, Scope& scope) {
   };
   const Depth depth(depth_);
   line_ = e.line;
-  spend(1);
+  spend(1 + copied(e.name.size()));
   const auto arg = [&](std::size_t i) {
     return evaluate(*e.args[i], scope);
   };
@@ -255,14 +251,13 @@ Value Runner::evaluate(const Expr& e, Scope& scope) {
     case Expr::Op::kAttr: return attribute(arg(0), e.name);
     case Expr::Op::kItem: {
       const Value of = arg(0);
-      if (of.is_string()) spend(of.weight());
       return item(of, arg(1));
     }
     case Expr::Op::kSlice: return slice(e, scope);
     case Expr::Op::kCall: return call(e, scope);
     case Expr::Op::kFilter: {
       const Value in = arg(0);
-      return apply_filter(*this, e.name, in, arguments(e, scope));
+      return apply_filter(e.name, in, arguments(e, scope));
     }
     case Expr::Op::kTest: {
       const Value in = arg(0);
@@ -289,14 +284,12 @@ Value Runner::evaluate(const Expr& e, Scope& scope) {
     case Expr::Op::kCompare: return compare(e, scope);
     case Expr::Op::kBinary: {
       const Value left = arg(0);
-      Value out = arithmetic(e.name, left, arg(1));
-      spend(out.weight());
-      return out;
+      return arithmetic(e.name, left, arg(1));
     }
     case Expr::Op::kConcat: {
-      std::string out;
-      for (const ExprPtr& a : e.args) append(out, evaluate(*a, scope).str());
-      return out;
+      TextBuilder out;
+      for (const ExprPtr& a : e.args) out.append(evaluate(*a, scope).str().string());
+      return out.take();
     }
   }
   return {};
@@ -306,7 +299,6 @@ Value Runner::compare(const Expr& e, Scope& scope) {
   Value left = evaluate(*e.args[0], scope);
   for (std::size_t i = 0; i < e.names.size(); ++i) {
     Value right = evaluate(*e.args[i + 1], scope);
-    spend(left.weight() + right.weight());
     if (!holds(e.names[i], left, right)) return false;
     left = std::move(right);
   }
@@ -321,21 +313,22 @@ Value Runner::slice(const Expr& e, Scope& scope) {
   }
   if (of.is_list()) {
     const List& items = of.list();
+    const Slice slice =
+        slice_of(static_cast<std::int64_t>(items.size()), bounds[0], bounds[1], bounds[2]);
+    spend(slice.count);
     List out;
-    for (const std::size_t i :
-         slice_indices(static_cast<std::int64_t>(items.size()), bounds[0], bounds[1], bounds[2]))
-      out.push_back(items[i]);
-    spend(out.size());
+    out.reserve(slice.count);
+    for (std::size_t i = 0; i < slice.count; ++i) {
+      out.push_back(
+          items[static_cast<std::size_t>(slice.begin + static_cast<std::int64_t>(i) * slice.step)]);
+    }
     return Value::list(std::move(out), of.is_tuple());
   }
   if (of.is_undefined()) of.number();  // says which
-  const std::u32string points = to_code_points(text_of(of, "what is sliced"));
-  spend(points.size() / 64);
-  std::string out;
-  for (const std::size_t i :
-       slice_indices(static_cast<std::int64_t>(points.size()), bounds[0], bounds[1], bounds[2]))
-    append_utf8(out, points[i]);
-  return out;
+  const std::string& text = text_of(of, "what is sliced");
+  spend(walked(text.size()));
+  return sliced(text, slice_of(static_cast<std::int64_t>(count_code_points(text)), bounds[0],
+                               bounds[1], bounds[2]));
 }
 
 Args Runner::arguments(const Expr& e, Scope& scope) {
@@ -356,15 +349,16 @@ Value Runner::call(const Expr& e, Scope& scope) {
   }
   const Callable& c = callee.callable();
   if (c.macro != nullptr) return call_macro(*c.macro, args);
-  return c.self ? call_method(*this, *c.self, c.name, args) : call_function(*this, c.name, args);
+  return c.self ? call_method(*c.self, c.name, args) : call_function(*this, c.name, args);
 }
 
 Value Runner::call_macro(const Stmt& macro, const Args& args) {
   if (args.values.size() > macro.targets.size()) {
-    throw Fault("macro '" + macro.name + "': must be given at most " +
+    throw Fault("macro '" + shown(macro.name) + "': must be given at most " +
                 std::to_string(macro.targets.size()) + " arguments, got " +
                 std::to_string(args.values.size()));
   }
+  spend(macro.targets.size() * (1 + args.named.size()));
   Scope scope{root_};
   const std::size_t first_default = macro.targets.size() - macro.exprs.size();
   for (std::size_t i = 0; i < macro.targets.size(); ++i) {
@@ -383,11 +377,11 @@ Value Runner::call_macro(const Stmt& macro, const Args& args) {
   for (const auto& [key, value] : args.named) {
     const auto at = std::find(macro.targets.begin(), macro.targets.end(), key);
     if (at == macro.targets.end())
-      throw Fault("macro '" + macro.name + "': has no parameter '" + key + "'");
+      throw Fault("macro '" + shown(macro.name) + "': has no parameter '" + shown(key) + "'");
   }
-  std::string out;
+  TextBuilder out;
   execute(macro.bodies[0], scope, out);
-  return out;
+  return out.take();
 }
 
 }  // namespace mlxtape::formats::jinja

@@ -1,21 +1,14 @@
 #include "formats/template_value.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <cstdio>
-
-#include <utf8proc.h>
+#include <utility>
 
 #include "formats/utf8.h"
+#include "mlxtape/base/quote.h"
 
 namespace mlxtape::formats::jinja {
 namespace {
-
-void check_length(std::size_t bytes) {
-  if (bytes > kMaxText)
-    throw Fault("a text must be at most " + std::to_string(kMaxText) + " bytes long");
-}
 
 void grow(Extent& all, const Extent& item) {
   all.nesting = std::max(all.nesting, item.nesting + 1);
@@ -26,133 +19,10 @@ void grow(Extent& all, const Extent& item) {
     throw Fault("a list or dict must have at most " + std::to_string(kMaxElements) + " elements");
 }
 
-// The shortest digits that round-trip, written as Python does: an exponent below 1e-4 and from 1e16 on.
-std::string float_text(double d) {
-  if (std::isnan(d)) return "nan";
-  if (std::isinf(d)) return d < 0 ? "-inf" : "inf";
-  char text[40];
-  const double size = std::abs(d);
-  const bool plain = size == 0 || (size >= 1e-4 && size < 1e16);
-  const auto end = std::to_chars(text, text + sizeof text, d,
-                                 plain ? std::chars_format::fixed : std::chars_format::scientific);
-  std::string out(text, end.ptr);
-  if (plain && out.find('.') == std::string::npos) out += ".0";
-  return out;
+// Steps that comparing two texts takes at the most.
+std::size_t common_bytes(const Value& a, const Value& b) {
+  return copied(std::min(a.string().size(), b.string().size()));
 }
-
-bool printable(char32_t c) {
-  const utf8proc_category_t category = utf8proc_category(static_cast<utf8proc_int32_t>(c));
-  return c == ' ' || (category < UTF8PROC_CATEGORY_ZS && category != UTF8PROC_CATEGORY_CN);
-}
-
-void append_repr(std::string& out, const std::string& s) {
-  const char quote =
-      s.find('\'') != std::string::npos && s.find('"') == std::string::npos ? '"' : '\'';
-  out += quote;
-  for (std::size_t at = 0; at < s.size();) {
-    const std::size_t begin = at;
-    const char32_t c = next_code_point(s, at);
-    char hex[12];
-    if (c == static_cast<char32_t>(quote) || c == '\\') {
-      out += '\\', out += static_cast<char>(c);
-    } else if (c == '\n' || c == '\r' || c == '\t') {
-      out += c == '\n' ? "\\n" : c == '\r' ? "\\r" : "\\t";
-    } else if (!printable(c)) {
-      std::snprintf(hex, sizeof hex,
-                    c < 0x100     ? "\\x%02x"
-                    : c < 0x10000 ? "\\u%04x"
-                                  : "\\U%08x",
-                    static_cast<unsigned>(c));
-      out += hex;
-    } else {
-      out.append(s, begin, at - begin);
-    }
-  }
-  out += quote;
-}
-
-void append_json_string(std::string& out, const std::string& s, bool ascii) {
-  out += '"';
-  for (std::size_t at = 0; at < s.size();) {
-    const std::size_t begin = at;
-    const char32_t c = next_code_point(s, at);
-    char hex[16];
-    switch (c) {
-      case '"': out += "\\\""; continue;
-      case '\\': out += "\\\\"; continue;
-      case '\n': out += "\\n"; continue;
-      case '\r': out += "\\r"; continue;
-      case '\t': out += "\\t"; continue;
-      case '\b': out += "\\b"; continue;
-      case '\f': out += "\\f"; continue;
-      default: break;
-    }
-    if (c < 0x20 || (ascii && c > 0x7E && c < 0x10000)) {
-      std::snprintf(hex, sizeof hex, "\\u%04x", static_cast<unsigned>(c));
-      out += hex;
-    } else if (ascii && c >= 0x10000) {
-      const auto v = static_cast<unsigned>(c - 0x10000);
-      std::snprintf(hex, sizeof hex, "\\u%04x\\u%04x", 0xD800U + (v >> 10), 0xDC00U + (v & 0x3FFU));
-      out += hex;
-    } else {
-      out.append(s, begin, at - begin);
-    }
-  }
-  out += '"';
-}
-
-struct JsonWriter {
-  const JsonStyle& style;
-  std::string out{};
-
-  void line(int depth) {
-    if (style.indent >= 0)
-      out += '\n',
-          out.append(static_cast<std::size_t>(style.indent) * static_cast<std::size_t>(depth), ' ');
-  }
-  void separator(bool first, int depth) {
-    if (!first) out += style.comma;
-    line(depth);
-  }
-  void write(const Value& v, int depth) {
-    check_length(out.size());
-    if (v.is_none()) {
-      out += "null";
-    } else if (v.is_bool()) {
-      out += v.truth() ? "true" : "false";
-    } else if (v.is_string()) {
-      append_json_string(out, v.string(), style.ascii);
-    } else if (v.is_float() && !std::isfinite(v.number())) {
-      out += std::isnan(v.number()) ? "NaN" : v.number() < 0 ? "-Infinity" : "Infinity";
-    } else if (v.is_number()) {
-      out += v.str();
-    } else if (v.is_list()) {
-      out += '[';
-      bool first = true;
-      for (const Value& item : v.list())
-        separator(first, depth + 1), first = false, write(item, depth + 1);
-      if (!first) line(depth);
-      out += ']';
-    } else if (v.is_dict()) {
-      Dict items = v.dict();
-      if (style.sorted)
-        std::sort(items.begin(), items.end(),
-                  [](const auto& a, const auto& b) { return a.first < b.first; });
-      out += '{';
-      bool first = true;
-      for (const auto& [key, item] : items) {
-        separator(first, depth + 1), first = false;
-        append_json_string(out, key, style.ascii);
-        out += style.colon;
-        write(item, depth + 1);
-      }
-      if (!first) line(depth);
-      out += '}';
-    } else {
-      throw Fault(std::string("tojson: a value of type ") + v.type() + " has no JSON form");
-    }
-  }
-};
 
 [[noreturn]] void no_operator(const std::string& op, const Value& a, const Value& b) {
   for (const Value* v : {&a, &b}) {
@@ -200,25 +70,57 @@ Value float_arithmetic(const std::string& op, double a, double b) {
 std::string repeated(const std::string& s, std::int64_t times) {
   if (times <= 0 || s.empty()) return {};
   if (static_cast<std::uint64_t>(times) > kMaxText / s.size()) check_length(kMaxText + 1);
+  const std::size_t bytes = s.size() * static_cast<std::size_t>(times);
+  spend(copied(bytes));
   std::string out;
-  for (; times > 0; --times) out += s;
+  out.reserve(bytes);
+  for (out = s; out.size() < bytes;) out.append(out, 0, std::min(out.size(), bytes - out.size()));
   return out;
 }
 
 }  // namespace
 
+std::size_t weight(const Dict& items) {
+  std::size_t steps = 2 * items.size();
+  for (const auto& item : items) steps += copied(item.first.size());
+  return steps;
+}
+
+const Value* find_in(const Dict& items, const std::string& key) {
+  std::size_t compared = 0;
+  const auto found = std::find_if(items.begin(), items.end(), [&](const auto& item) {
+    if (item.first.size() != key.size()) return false;
+    compared += key.size();
+    return item.first == key;
+  });
+  spend(static_cast<std::size_t>(found - items.begin()) / 8 + copied(compared));
+  return found != items.end() ? &found->second : nullptr;
+}
+
+void set_in(Dict& items, const std::string& key, Value value) {
+  if (Value* found = const_cast<Value*>(find_in(items, key))) {
+    *found = std::move(value);
+  } else {
+    spend(copied(key.size()));
+    items.emplace_back(key, std::move(value));
+  }
+}
+
 Value::Value(std::string s) {
   check_length(s.size());
+  spend(2 + copied(s.size()));
   data_ = std::make_shared<const std::string>(std::move(s));
 }
 
 Value Value::undefined(std::string name) {
+  spend(copied(name.size()));
   Value v;
   v.data_ = Undefined{std::move(name)};
   return v;
 }
 
 Value Value::list(List items, bool tuple) {
+  spend(4 + items.size());
   Extent extent{1, 0};
   for (const Value& item : items) grow(extent, item.extent());
   Value v;
@@ -227,6 +129,7 @@ Value Value::list(List items, bool tuple) {
 }
 
 Value Value::dict(Dict items) {
+  spend(4 + jinja::weight(items));
   Extent extent{1, 0};
   for (const auto& [key, item] : items) grow(extent, item.extent());
   Value v;
@@ -277,15 +180,11 @@ Extent Value::extent() const {
   return {};
 }
 
-std::size_t Value::weight() const {
-  if (is_string()) return string().size() / 64;
-  return is_list() || is_dict() ? extent().elements : 0;
-}
-
 std::int64_t Value::integer() const {
   if (is_bool()) return std::get<bool>(data_) ? 1 : 0;
   if (is_int()) return std::get<std::int64_t>(data_);
-  if (const auto* u = std::get_if<Undefined>(&data_)) throw Fault("'" + u->name + "' is undefined");
+  if (const auto* u = std::get_if<Undefined>(&data_))
+    throw Fault("'" + shown(u->name) + "' is undefined");
   throw Fault(std::string("an integer is needed, got a value of type ") + type());
 }
 
@@ -295,11 +194,7 @@ double Value::number() const {
 
 const Value* Value::find(const std::string& key) const {
   const Namespace* n = name_space();
-  const Dict& items = n != nullptr ? n->members : dict();
-  for (const auto& item : items) {
-    if (item.first == key) return &item.second;
-  }
-  return nullptr;
+  return find_in(n != nullptr ? n->members : dict(), key);
 }
 
 bool Value::truth() const {
@@ -318,53 +213,10 @@ const char* Value::type() const {
   return kNames[data_.index()];
 }
 
-void Value::repr(std::string& out) const {
-  check_length(out.size());
-  if (is_none()) {
-    out += "None";
-  } else if (is_bool()) {
-    out += truth() ? "True" : "False";
-  } else if (is_int()) {
-    out += std::to_string(integer());
-  } else if (is_float()) {
-    out += float_text(number());
-  } else if (is_string()) {
-    append_repr(out, string());
-  } else if (is_list()) {
-    out += is_tuple() ? '(' : '[';
-    const char* comma = "";
-    for (const Value& item : list()) out += comma, item.repr(out), comma = ", ";
-    if (is_tuple() && list().size() == 1) out += ',';
-    out += is_tuple() ? ')' : ']';
-  } else if (is_dict()) {
-    out += '{';
-    const char* comma = "";
-    for (const auto& [key, item] : dict()) {
-      out += comma, append_repr(out, key), out += ": ", item.repr(out), comma = ", ";
-    }
-    out += '}';
-  } else if (is_undefined()) {
-    out += "Undefined";
-  } else {
-    throw Fault(std::string("a ") + type() + " cannot be printed");
-  }
-}
-
-std::string Value::repr() const {
-  std::string out;
-  repr(out);
-  return out;
-}
-
-std::string Value::str() const {
-  if (is_string()) return string();
-  return is_undefined() ? std::string() : repr();
-}
-
 List Value::iterate() const {
   List out;
   if (is_undefined()) return out;
-  if (is_list()) return list();
+  if (is_list()) return spend(list().size()), list();
   if (is_dict()) {
     for (const auto& item : dict()) out.emplace_back(item.first);
   } else if (is_string()) {
@@ -372,9 +224,9 @@ List Value::iterate() const {
     if (s.size() > kMaxElements)
       throw Fault("a text of more than " + std::to_string(kMaxElements) +
                   " bytes cannot be taken apart");
+    spend(s.size());
     for (std::size_t at = 0; at < s.size();) {
-      const std::size_t begin = at;
-      next_code_point(s, at);
+      const std::size_t begin = std::exchange(at, forward(s, at, 1));
       out.emplace_back(s.substr(begin, at - begin));
     }
   } else {
@@ -384,6 +236,7 @@ List Value::iterate() const {
 }
 
 bool equal(const Value& a, const Value& b) {
+  spend(1 + (a.is_string() && b.is_string() ? common_bytes(a, b) : 0));
   if (a.is_number() && b.is_number()) {
     if (a.is_float() || b.is_float()) return a.number() == b.number();
     return a.integer() == b.integer();
@@ -404,6 +257,7 @@ bool equal(const Value& a, const Value& b) {
 }
 
 bool less(const Value& a, const Value& b) {
+  spend(1 + (a.is_string() && b.is_string() ? common_bytes(a, b) : 0));
   if (a.is_number() && b.is_number()) {
     if (a.is_float() || b.is_float()) return a.number() < b.number();
     return a.integer() < b.integer();
@@ -420,7 +274,7 @@ bool less(const Value& a, const Value& b) {
 bool contains(const Value& container, const Value& item) {
   if (container.is_string()) {
     if (!item.is_string()) no_operator("in", item, container);
-    return container.string().find(item.string()) != std::string::npos;
+    return find_first(container.string(), item.string()) != std::string::npos;
   }
   if (container.is_dict()) return item.is_string() && container.find(item.string()) != nullptr;
   if (container.is_undefined()) return false;
@@ -429,19 +283,20 @@ bool contains(const Value& container, const Value& item) {
                      [&](const Value& v) { return equal(v, item); });
 }
 
-std::string concat(const std::string& a, const std::string& b) {
-  check_length(a.size() + b.size());
-  return a + b;
-}
-
 Value arithmetic(const std::string& op, const Value& a, const Value& b) {
   if (a.is_number() && b.is_number()) {
     if (op == "/" || a.is_float() || b.is_float())
       return float_arithmetic(op, a.number(), b.number());
     return integer_arithmetic(op, a.integer(), b.integer());
   }
-  if (op == "+" && a.is_string() && b.is_string()) return concat(a.string(), b.string());
+  if (op == "+" && a.is_string() && b.is_string()) {
+    TextBuilder both;
+    both.append(a.string());
+    both.append(b.string());
+    return both.take();
+  }
   if (op == "+" && a.is_list() && b.is_list() && a.is_tuple() == b.is_tuple()) {
+    spend(a.list().size() + b.list().size());
     List all = a.list();
     all.insert(all.end(), b.list().begin(), b.list().end());
     return Value::list(std::move(all), a.is_tuple());
@@ -451,12 +306,6 @@ Value arithmetic(const std::string& op, const Value& a, const Value& b) {
   if (op == "*" && b.is_string() && (a.is_int() || a.is_bool()))
     return repeated(b.string(), a.integer());
   no_operator(op, a, b);
-}
-
-std::string to_json(const Value& value, const JsonStyle& style) {
-  JsonWriter writer{style};
-  writer.write(value, 0);
-  return std::move(writer.out);
 }
 
 }  // namespace mlxtape::formats::jinja

@@ -3,29 +3,27 @@
 
 #include <cstdint>
 #include <memory>
-#include <stdexcept>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "formats/template_text.h"
 #include "mlxtape/formats/json.h"
 
 namespace mlxtape::formats::jinja {
 
-constexpr std::size_t kMaxText = std::size_t{64} << 20;  // bytes of any text that a template makes
-constexpr int kMaxNesting = 128;                         // of lists and dicts
+constexpr int kMaxNesting = 128;  // of lists and dicts
 constexpr std::size_t kMaxElements = std::size_t{1}
                                      << 20;  // of a list or dict, with those inside of it
-
-// What is wrong; whoever knows the line puts it in front.
-struct Fault : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 class Value;
 using List = std::vector<Value>;
 using Dict = std::vector<std::pair<std::string, Value>>;
+std::size_t weight(const Dict& items);                            // steps that a copy takes
+const Value* find_in(const Dict& items, const std::string& key);  // null where there is none
+void set_in(Dict& items, const std::string& key, Value value);    // replaces or appends
 
 struct Undefined {
   std::string name;  // what was asked for, for the error that says it is not there
@@ -96,11 +94,9 @@ class Value {
       const std::string& key) const;  // of a dict or namespace; null where there is none
 
   bool truth() const;
-  std::string str() const;     // as printed
-  std::string repr() const;    // as printed inside of a list
-  const char* type() const;    // Python's name of it
-  List iterate() const;        // elements, keys or characters; throws Fault
-  std::size_t weight() const;  // steps that it takes to walk through it
+  Value str() const;         // the text that is printed
+  const char* type() const;  // Python's name of it
+  List iterate() const;      // elements, keys or characters; throws Fault
 
  private:
   using StringPtr = std::shared_ptr<const std::string>;
@@ -109,7 +105,7 @@ class Value {
   using NamespacePtr = std::shared_ptr<Namespace>;
   using CallablePtr = std::shared_ptr<const Callable>;
 
-  void repr(std::string& out) const;
+  void repr(TextBuilder& out) const;  // as printed inside of a list
   Extent extent() const;
 
   std::variant<Undefined, std::nullptr_t, bool, std::int64_t, double, StringPtr, ListPtr, DictPtr,
@@ -121,10 +117,9 @@ bool equal(const Value& a, const Value& b);
 bool less(const Value& a, const Value& b);                 // throws Fault where there is no order
 bool contains(const Value& container, const Value& item);  // `item in container`
 Value arithmetic(const std::string& op, const Value& a, const Value& b);
-std::string concat(const std::string& a, const std::string& b);  // throws Fault beyond kMaxText
 
 struct JsonStyle {
-  int indent = -1;  // -1: one line
+  std::optional<std::size_t> indent{};  // none: all on one line
   bool ascii = false, sorted = false;
   std::string comma = ", ", colon = ": ";
 };

@@ -1,6 +1,7 @@
 #include "mlxtape/formats/tokenizer.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <filesystem>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "formats/utf8.h"
 #include "mlxtape/base/error.h"
 #include "mlxtape/base/files.h"
+#include "mlxtape/base/quote.h"
 
 namespace mlxtape::formats {
 
@@ -43,14 +45,13 @@ namespace {
 
 void check_decoder(const Json& json, const std::string& source) {
   const Json* type = json.find("type");
-  if (type == nullptr)
-    fail(source, "the decoder must be ByteLevel, got " + json.dump().substr(0, 200));
+  if (type == nullptr) fail(source, "the decoder must be ByteLevel, got " + shown(json.dump()));
   if (type->string() == "Sequence") {
     const Json* list = json.find("decoders");
     if (list == nullptr) fail(source, "'decoders' must be given in a Sequence");
     for (const Json& step : list->array()) check_decoder(step, source);
   } else if (type->string() != "ByteLevel" && type->string() != "Fuse") {
-    fail(source, "the decoder '" + type->string() + "' is not supported");
+    fail(source, "the decoder '" + shown(type->string()) + "' is not supported");
   }
 }
 
@@ -62,10 +63,12 @@ std::optional<std::string> token_text(const Json* json) {
 }
 
 // Words of one text that were seen before: where their ids are. Most words of a long text have come already, and are
-// found in a table of fixed size, where a word takes the place of another of the same hash.
+// found in a table, where a word takes the place of another of the same hash. Its size is by the text's: every call makes
+// one and clears it.
 class SeenWords {
  public:
-  explicit SeenWords(std::size_t text_size) : slots_(text_size < 256 ? 0 : 8192) {}
+  explicit SeenWords(std::size_t text_size)
+      : slots_(text_size < 256 ? 0 : std::min<std::size_t>(std::bit_ceil(text_size / 4), 8192)) {}
 
   template <class Encode>
   void append(std::string_view word, std::vector<TokenId>& ids, Encode encode) {
@@ -136,14 +139,14 @@ void Tokenizer::Parts::add_tokens(const Json& json, const JsonReader& reader,
     if (token.id < 0 || token.id >= Vocabulary::kMaxIds)
       fail(source, "an added token's id must be at least 0 and less than " +
                        std::to_string(Vocabulary::kMaxIds) + ", got " + std::to_string(token.id) +
-                       " for '" + token.content + "'");
+                       " for '" + shown(token.content) + "'");
     const TokenId known = bpe.vocabulary.find(token.content);
     if (known < 0) {
       bpe.vocabulary.add(token.content, token.id, reader);
     } else if (known != token.id) {
       fail(source, "an added token must have the id that it has in the vocabulary, " +
                        std::to_string(known) + ", got " + std::to_string(token.id) + " for '" +
-                       token.content + "'");
+                       shown(token.content) + "'");
     }
     if (token.normalized) {
       normalized.add(token, normalize(normalizers, token.content));
@@ -169,7 +172,7 @@ void Tokenizer::Parts::read_post_processor(const Json& json, const std::string& 
     return;
   }
   if (type->string() != "TemplateProcessing")
-    fail(source, "the post-processor '" + type->string() + "' is not supported");
+    fail(source, "the post-processor '" + shown(type->string()) + "' is not supported");
   const Json *single = json.find("single"), *tokens = json.find("special_tokens");
   if (single == nullptr || tokens == nullptr)
     fail(source, "TemplateProcessing must have 'single' and 'special_tokens'");
@@ -188,7 +191,7 @@ void Tokenizer::Parts::read_post_processor(const Json& json, const std::string& 
     if (ids == nullptr)
       fail(source,
            "TemplateProcessing: a part must be a Sequence or a token of 'special_tokens', got " +
-               part.dump().substr(0, 200));
+               shown(part.dump()));
     for (const Json& i : ids->array()) {
       const std::int64_t value = i.integer();
       if (value < 0 || value >= bpe.vocabulary.size() ||
@@ -208,7 +211,7 @@ void Tokenizer::Parts::read_config(const Json& config, const std::string& path) 
     const std::optional<std::string> text = token_text(config.find(key));
     if (!text) return std::nullopt;
     const TokenId found = bpe.vocabulary.find(*text);
-    if (found < 0) fail(path, std::string(key) + " must be a token, got '" + *text + "'");
+    if (found < 0) fail(path, std::string(key) + " must be a token, got '" + shown(*text) + "'");
     return found;
   };
   bos = id("bos_token");
@@ -274,7 +277,7 @@ Tokenizer Tokenizer::from_directory(const std::string& directory) {
   const auto parts = std::make_shared<Parts>();
   parts->read(read_whole(path("tokenizer.json"), "tokenizer"), path("tokenizer.json"));
   if (const std::string file = path("tokenizer_config.json"); std::filesystem::exists(file)) {
-    parts->read_config(Json::parse(read_whole(file, "tokenizer"), file), file);
+    parts->read_config(Json::read_file(file, "tokenizer"), file);
   }
   if (const std::string file = path("chat_template.jinja"); std::filesystem::exists(file)) {
     parts->read_template(read_whole(file, "tokenizer"), file);
@@ -282,7 +285,7 @@ Tokenizer Tokenizer::from_directory(const std::string& directory) {
   for (const char* name : {"generation_config.json", "config.json"}) {
     const std::string file = path(name);
     if (!std::filesystem::exists(file)) continue;
-    if (parts->read_eos_ids(Json::parse(read_whole(file, "tokenizer"), file), file)) break;
+    if (parts->read_eos_ids(Json::read_file(file, "tokenizer"), file)) break;
   }
   Tokenizer tokenizer;
   tokenizer.parts_ = parts;

@@ -6,6 +6,7 @@
 #include <queue>
 
 #include "formats/utf8.h"
+#include "mlxtape/base/quote.h"
 
 namespace mlxtape::formats {
 namespace {
@@ -92,11 +93,11 @@ void Vocabulary::add(std::string_view token, TokenId id, const JsonReader& reade
     names_.resize(static_cast<std::size_t>(id) + 1);
   Name& n = names_[static_cast<std::size_t>(id)];
   if (n.begin != kHole)
-    reader.fail("each id must have one token, got '" + std::string(name(id)) + "' and '" +
-                std::string(token) + "' for " + std::to_string(id));
+    reader.fail("each id must have one token, got '" + shown(name(id)) + "' and '" + shown(token) +
+                "' for " + std::to_string(id));
   const std::size_t at = slot(token);
   if (slots_[at] >= 0)
-    reader.fail("each token must be there once, got '" + std::string(token) + "' twice");
+    reader.fail("each token must be there once, got '" + shown(token) + "' twice");
   n = {static_cast<std::uint32_t>(text_.size()), static_cast<std::uint32_t>(token.size())};
   text_ += token;
   slots_[at] = id;
@@ -142,7 +143,7 @@ void Bpe::read(JsonReader& reader) {
   for (reader.begin_object(); reader.next_key(key);) {
     if (key == "type") {
       reader.read_string(token);
-      if (token != "BPE") reader.fail("the model must be of type BPE, got " + token);
+      if (token != "BPE") reader.fail("the model must be of type BPE, got " + shown(token));
     } else if (key == "vocab") {
       for (reader.begin_object(); reader.next_key(token);) {
         const std::int64_t id = reader.integer();
@@ -168,11 +169,11 @@ void Bpe::read(JsonReader& reader) {
     } else if (key == "dropout") {
       const Json value = Json::read(reader);
       if (!value.is_null() && value.number() != 0)
-        reader.fail("dropout must be null or 0, got " + value.dump());
+        reader.fail("dropout must be null or 0, got " + shown(value.dump()));
     } else if (key == "continuing_subword_prefix" || key == "end_of_word_suffix") {
       const Json value = Json::read(reader);
       if (!value.is_null() && !value.string().empty())
-        reader.fail(key + " is not supported, got " + value.dump());
+        reader.fail(key + " is not supported, got " + shown(value.dump()));
     } else {
       reader.skip();  // unk_token, fuse_unk: every byte has its token, so nothing is unknown
     }
@@ -207,15 +208,15 @@ void Bpe::read_merges(JsonReader& reader) {
       reader.read_string(both);
       cut = both.find(' ');
       if (cut == both.npos || both.find(' ', cut + 1) != both.npos)
-        reader.fail("a merge must be two tokens with a space between, got '" + both + "'");
+        reader.fail("a merge must be two tokens with a space between, got '" + shown(both) + "'");
       both.erase(cut, 1);
     }
     const std::string_view view = both;
     const TokenId a = vocabulary.find(view.substr(0, cut)), b = vocabulary.find(view.substr(cut)),
                   c = vocabulary.find(view);
     if (a < 0 || b < 0 || c < 0)
-      reader.fail("a merge must be of tokens and give a token, got '" + both.substr(0, cut) +
-                  "' and '" + both.substr(cut) + "'");
+      reader.fail("a merge must be of tokens and give a token, got '" + shown(view.substr(0, cut)) +
+                  "' and '" + shown(view.substr(cut)) + "'");
     merges_.add(a, b, c);
   }
 }

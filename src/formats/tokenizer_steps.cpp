@@ -6,6 +6,7 @@
 
 #include "formats/utf8.h"
 #include "mlxtape/base/error.h"
+#include "mlxtape/base/quote.h"
 
 namespace mlxtape::formats {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 const Json& member(const Json& json, const char* key, const std::string& who) {
   const Json* found = json.find(key);
   if (found == nullptr)
-    fail(who, std::string("'") + key + "' must be given in " + json.dump().substr(0, 200));
+    fail(who, std::string("'") + key + "' must be given in " + shown(json.dump()));
   return *found;
 }
 
@@ -31,7 +32,7 @@ Regex read_pattern(const Json& json, const std::string& who) {
   const Json& pattern = member(json, "pattern", who);
   const Json *text = pattern.find("String"), *regex = pattern.find("Regex");
   if (text == nullptr && regex == nullptr)
-    fail(who, "a pattern must be a String or a Regex, got " + pattern.dump().substr(0, 200));
+    fail(who, "a pattern must be a String or a Regex, got " + shown(pattern.dump()));
   if (text != nullptr) {
     if (text->string().empty()) fail(who, "a pattern must not be empty");
     return Regex::literal(text->string());
@@ -128,7 +129,7 @@ Split::Behavior behavior_of(const std::string& name, const std::string& who) {
   for (const auto& [known, behavior] : kNames) {
     if (name == known) return behavior;
   }
-  fail(who, "the behavior '" + name + "' of Split is not supported");
+  fail(who, "the behavior '" + shown(name) + "' of Split is not supported");
 }
 
 // What GPT-2 cuts words by, and ByteLevel does unless it is told not to.
@@ -165,7 +166,7 @@ std::vector<Normalizer> read_normalizers(const Json& json, const std::string& wh
     } else if (type == "Prepend") {
       out.emplace_back(Prepend{member(*step, "prepend", who).string()});
     } else {
-      fail(who, "the normalizer '" + type + "' is not supported");
+      fail(who, "the normalizer '" + shown(type) + "' is not supported");
     }
   }
   return out;
@@ -182,7 +183,8 @@ std::vector<Splitter> read_splitters(const Json& json, const std::string& who) {
   for (const Json* step : steps_of(json, "pretokenizers", who)) {
     const std::string& type = member(*step, "type", who).string();
     if (bytes)
-      fail(who, "the pre-tokenizer ByteLevel must be the last one, but " + type + " follows");
+      fail(who,
+           "the pre-tokenizer ByteLevel must be the last one, but " + shown(type) + " follows");
     if (type == "Split") {
       out.emplace_back(Split{read_pattern(*step, who),
                              behavior_of(member(*step, "behavior", who).string(), who),
@@ -198,7 +200,7 @@ std::vector<Splitter> read_splitters(const Json& json, const std::string& who) {
       if (flag(*step, "use_regex", true))
         out.emplace_back(Split{Regex(kGpt2Words), Split::Behavior::kIsolated, false});
     } else {
-      fail(who, "the pre-tokenizer '" + type + "' is not supported");
+      fail(who, "the pre-tokenizer '" + shown(type) + "' is not supported");
     }
   }
   if (!bytes) fail(who, "the pre-tokenizer must end with ByteLevel");

@@ -113,6 +113,22 @@ std::size_t count_code_points(std::string_view text) {
   return n;
 }
 
+std::size_t forward(std::string_view text, std::size_t at, std::size_t code_points) {
+  for (; code_points > 0 && at < text.size(); --code_points) {
+    do ++at;
+    while (at < text.size() && (byte_at(text, at) & 0xC0) == 0x80);
+  }
+  return at;
+}
+
+std::size_t backward(std::string_view text, std::size_t at, std::size_t code_points) {
+  for (; code_points > 0 && at > 0; --code_points) {
+    do --at;
+    while (at > 0 && (byte_at(text, at) & 0xC0) == 0x80);
+  }
+  return at;
+}
+
 std::size_t complete_prefix(std::string_view text) {
   for (std::size_t back = 1; back <= 3 && back <= text.size(); ++back) {
     const std::size_t at = text.size() - back;
@@ -127,12 +143,6 @@ std::size_t complete_prefix(std::string_view text) {
 std::u32string to_code_points(std::string_view text) {
   std::u32string out;
   for (std::size_t at = 0; at < text.size();) out.push_back(next_code_point(text, at));
-  return out;
-}
-
-std::string to_utf8(std::u32string_view points) {
-  std::string out;
-  for (const char32_t c : points) append_utf8(out, c);
   return out;
 }
 
@@ -161,15 +171,17 @@ std::string_view trim_right(std::string_view text) {
   return text;
 }
 
+char32_t to_lower(char32_t c) {
+  return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
+}
+char32_t to_upper(char32_t c) {
+  return static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c)));
+}
 std::string to_lower(std::string_view text) {
-  return mapped(text, [](char32_t c) {
-    return static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c)));
-  });
+  return mapped(text, [](char32_t c) { return to_lower(c); });
 }
 std::string to_upper(std::string_view text) {
-  return mapped(text, [](char32_t c) {
-    return static_cast<char32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c)));
-  });
+  return mapped(text, [](char32_t c) { return to_upper(c); });
 }
 
 }  // namespace mlxtape::formats

@@ -7,6 +7,9 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "mlxtape/base/error.h"
 
@@ -26,6 +29,17 @@ struct Files : testing::Test {
     return static_cast<std::size_t>(
         std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
   }
+  // What fn throws says.
+  template <class Fn>
+  static std::string said(Fn fn) {
+    try {
+      fn();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::kIo);
+      return e.what();
+    }
+    return "no error";
+  }
   fs::path folder;
 };
 
@@ -38,6 +52,13 @@ TEST_F(Files, AreReadAsTheyWereWritten) {
   EXPECT_EQ(files(), 1U);
   write_whole(path, "", "test");
   EXPECT_EQ(read_whole(path, "test"), "");
+  for (const std::size_t piece : {std::size_t{1} << 12U, std::size_t{1} << 18U}) {
+    for (const std::size_t size : {piece - 1, piece, piece + 1, 2 * piece}) {
+      const std::string long_one = std::string(size - 1, 'x') + "y";
+      write_whole(path, long_one, "test");
+      EXPECT_EQ(read_whole(path, "test"), long_one) << size;
+    }
+  }
 }
 
 TEST_F(Files, LinksAndRightsStay) {
@@ -49,6 +70,21 @@ TEST_F(Files, LinksAndRightsStay) {
   EXPECT_TRUE(fs::is_symlink(folder / "link"));
   EXPECT_EQ(read_whole(path, "test"), "new");
   EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+}
+
+TEST_F(Files, LinksAreReplacedWhereThatIsAsked) {
+  write_whole(folder / "outside", "old", "test");
+  fs::create_directory(folder / "out");
+  const fs::path link = folder / "out" / "result";
+  for (const char* target : {"../outside", "../nowhere"}) {
+    fs::remove(link);
+    fs::create_symlink(target, link);
+    write_whole(link, "new", "test", WholeFile::Links::kReplace);
+    EXPECT_FALSE(fs::is_symlink(link));
+    EXPECT_EQ(read_whole(link, "test"), "new");
+    EXPECT_EQ(read_whole(folder / "outside", "test"), "old");
+    EXPECT_FALSE(fs::exists(folder / "nowhere"));
+  }
 }
 
 TEST_F(Files, AFailedWriteLeavesWhatWasThere) {
@@ -96,7 +132,74 @@ TEST_F(Files, ADeviceIsWrittenToAndStays) {
 
 TEST_F(Files, AFileThatIsNotThereIsAnError) {
   EXPECT_THROW(read_whole(folder / "none", "test"), Error);
-  EXPECT_THROW(read_whole(folder, "test"), Error);
+  EXPECT_THROW(FileLines(folder / "none", "test"), Error);
+}
+
+// None of these has an end, or a beginning before somebody writes.
+TEST_F(Files, OnlyRegularOnesAreRead) {
+  const std::string pipe = folder / "pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  fs::create_symlink("/dev/zero", folder / "link");
+  const std::pair<std::string, const char*> table[] = {{folder, "a folder"},
+                                                       {pipe, "a pipe"},
+                                                       {"/dev/zero", "a device"},
+                                                       {folder / "link", "a device"}};
+  for (const auto& [path, kind] : table) {
+    const std::string says = "test: " + path + " must be a file, got " + kind;
+    EXPECT_EQ(said([&] { read_whole(path, "test"); }), says);
+    EXPECT_EQ(said([&] { FileLines(path, "test"); }), says);
+    EXPECT_EQ(said([&] { MappedFile(path, "test"); }), says);
+  }
+}
+
+TEST_F(Files, AreReadUpToALimit) {
+  const std::string path = folder / "a";
+  write_whole(path, "12345", "test");
+  EXPECT_EQ(read_whole(path, "test", 5), "12345");
+  EXPECT_EQ(said([&] { read_whole(path, "test", 4); }),
+            "test: " + path + " must have at most 4 bytes, got 5 or more");
+  // Larger than the memory, and taking no room on the disk.
+  fs::resize_file(path, std::uintmax_t{1} << 42U);
+  EXPECT_EQ(said([&] { read_whole(path, "test"); }),
+            "test: " + path + " must have at most 536870912 bytes, got 4398046511104 or more");
+  if (fs::exists("/proc/self/maps")) {  // a file whose size is said to be 0
+    EXPECT_GT(read_whole("/proc/self/maps", "test").size(), 100U);
+    EXPECT_THROW(read_whole("/proc/self/maps", "test", 100), Error);
+  }
+}
+
+TEST_F(Files, AreReadLineByLine) {
+  const std::string path = folder / "a";
+  const std::string large(1'000'000, 'x');  // several pieces long
+  const auto lines_of = [&](const std::string& bytes) {
+    write_whole(path, bytes, "test");
+    std::vector<std::string> all;
+    FileLines lines(path, "test");
+    for (std::string line; lines.next(line); all.push_back(line)) {
+      EXPECT_EQ(lines.number(), static_cast<std::int64_t>(all.size()) + 1);
+    }
+    std::string none = "as it was";
+    EXPECT_FALSE(lines.next(none));
+    EXPECT_EQ(none, "as it was");
+    return all;
+  };
+  using Lines = std::vector<std::string>;
+  EXPECT_EQ(lines_of(""), Lines{});
+  EXPECT_EQ(lines_of("\n"), Lines{""});
+  EXPECT_EQ(lines_of("a"), Lines{"a"});
+  EXPECT_EQ(lines_of("a\n\nb\r\n"), (Lines{"a", "", "b\r"}));
+  EXPECT_EQ(lines_of("a\n" + large + "\nb\n" + large), (Lines{"a", large, "b", large}));
+  std::string many;
+  for (int i = 0; i < 100'000; ++i) many += std::to_string(i) + "\n";
+  const Lines all = lines_of(many);
+  ASSERT_EQ(all.size(), 100'000U);
+  for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], std::to_string(i));
+  fs::resize_file(path, std::uintmax_t{1} << 42U);  // zeros behind the last line
+  FileLines endless(path, "test");
+  std::string line;
+  for (int i = 0; i < 100'000; ++i) endless.next(line);
+  EXPECT_EQ(said([&] { endless.next(line); }),
+            "test: " + path + ": line 100001 must have at most 268435456 bytes");
 }
 
 TEST_F(Files, ArePutTogetherFromPieces) {
@@ -141,12 +244,6 @@ TEST_F(Files, AreMappedAndStayAsTheyAre) {
   const std::string pipe = folder / "pipe";
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_THROW(MappedFile(pipe, "test"), Error);  // and does not wait for a writer
-  try {
-    const MappedFile wrong(folder, "test");
-    FAIL() << "a folder was mapped";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.what(), "test: " + folder.string() + " must be readable, got Is a directory");
-  }
 }
 
 TEST_F(Files, OneAtATimeHasAFolder) {

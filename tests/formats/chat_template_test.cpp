@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <vector>
 
 #include "mlxtape/base/error.h"
 #include "mlxtape/base/files.h"
@@ -23,8 +24,7 @@ std::optional<std::string> rendered(const std::string& text, const Json& message
   try {
     return ChatTemplate(text, "t").render(messages, options);
   } catch (const Error& e) {
-    // A template that is wrong itself, or what it was called with.
-    EXPECT_TRUE(e.code() == Errc::kIo || e.code() == Errc::kArgument) << e.what();
+    EXPECT_EQ(e.code(), Errc::kIo) << e.what();  // whatever is wrong, the template is a model's
     EXPECT_TRUE(std::string(e.what()).starts_with("t: line ")) << e.what();
     return std::nullopt;
   }
@@ -34,11 +34,12 @@ std::optional<std::string> wanted(const Json& want) {
   return want.is_null() ? std::nullopt : std::optional(want.string());
 }
 
-std::string message_of(const std::string& text, const ChatOptions& options = {}) {
+std::string message_of(const std::string& text, const ChatOptions& options = {},
+                       Errc code = Errc::kIo) {
   try {
     ChatTemplate(text, "t").render(Json(Json::Array{}), options);
   } catch (const Error& e) {
-    EXPECT_TRUE(e.code() == Errc::kIo || e.code() == Errc::kArgument);
+    EXPECT_EQ(e.code(), code) << e.what();
     return e.what();
   }
   return "no error";
@@ -123,6 +124,7 @@ TEST(ChatTemplate, SaysWhatIsWrongAndWhere) {
       {"{% continue %}", "'continue' must be inside of a loop"},
       {"{{ 99999999999999999999 }}", "must fit 64 bits"},
       {"{{ 9223372036854775807 + 1 }}", "must fit 64 bits"},
+      {"{{ 1e999 }}", "must be in the range of double"},
       {"{{ 1 // 0 }}", "division by zero"},
       {"{{ 1 + 'a' }}", "'+' is not defined between int and str"},
       {"{{ x.y }}", "'x' is undefined"},
@@ -157,7 +159,153 @@ TEST(ChatTemplate, SaysWhatIsWrongAndWhere) {
   EXPECT_THROW(ChatTemplate("", "t").render(Json()), Error);
   ChatOptions options;
   options.variables = Json(1);
-  EXPECT_NE(message_of("", options).find("variables must be an object"), std::string::npos);
+  EXPECT_NE(message_of("", options, Errc::kArgument).find("variables must be an object"),
+            std::string::npos);
+}
+
+// A template's own words, and its names, are shown and not obeyed; and only so much of them.
+TEST(ChatTemplate, WhatIsQuotedIsEscapedAndShort) {
+  EXPECT_EQ(message_of("{{ raise_exception('\x1b[31mred\\n' ~ '\\u009b' ~ '\\a') }}"),
+            "t: line 1: \\x1b[31mred\\n\\u009b\\x07");
+  const std::string name(100'000, 'x');
+  for (const std::string& text : std::vector<std::string>{
+           "{{ raise_exception('a' * 100000) }}", "{{ " + name + ".a }}", "{{ 1|" + name + " }}",
+           "{{ 1 is " + name + " }}", "{% " + name + " %}", "{% if a " + name + " %}{% endif %}",
+           "{{ strftime_now('" + name + "') }}", "{% set " + name + ".a = 1 %}",
+           "{% macro f() %}{% endmacro %}{{ f(" + name + "=1) }}", "{{ 1|int(" + name + "=1) }}"}) {
+    EXPECT_LT(message_of(text).size(), 1100U) << message_of(text).substr(0, 80);
+    EXPECT_GT(message_of(text).size(), 200U) << message_of(text);
+  }
+}
+
+// What each of these makes is too large. Their steps would last: that a text or list is too long must be known before.
+TEST(ChatTemplate, LengthsAreKnownBeforeMemoryIsTaken) {
+  ChatOptions options;
+  options.max_steps = std::int64_t{1} << 60;
+  const std::pair<const char*, const char*> table[] = {
+      {"{{ 'a' * 99999999 }}", "bytes long"},
+      {"{{ ('a' * 60000000) + ('a' * 60000000) }}", "bytes long"},
+      {"{{ ('a' * 60000000) ~ ('a' * 60000000) }}", "bytes long"},
+      {"{{ ('a' * 60000000).replace('a', 'b' * 1000) }}", "bytes long"},
+      {"{{ ('a' * 2000000)|replace('a', 'b' * 1000) }}", "bytes long"},
+      {"{{ ('a' * 60000000).split('a') }}", "1048576 parts"},
+      {"{{ ('a' * 2000000).rsplit('a') }}", "1048576 parts"},
+      {"{{ ('a ' * 2000000).split() }}", "1048576 parts"},
+      {"{{ ('\\n' * 2000000).splitlines() }}", "1048576 parts"},
+      {"{{ ('a' * 2000000)|list }}", "cannot be taken apart"},
+      {"{{ ('b' * 1000).join(('a ' * 100000).split()) }}", "bytes long"},
+      {"{{ ('a ' * 100000).split()|join('b' * 1000) }}", "bytes long"},
+      {"{{ 'a\\nb'|indent(1000000000) }}", "bytes long"},
+      {"{{ 'a'|indent(1000000000, first=true) }}", "bytes long"},
+      {"{{ ('\\n' * 1000000)|indent('b' * 1000, blank=true) }}", "bytes long"},
+      {"{{ [1]|tojson(indent=1000000000) }}", "bytes long"},
+      {"{{ [1]|tojson(indent=9223372036854775807) }}", "bytes long"},
+      {"{{ ('\\x01' * 12000000)|tojson }}", "bytes long"},
+      {"{{ ['\\x01' * 20000000] }}", "bytes long"},
+      {"{{ range(99999999999) }}", "at most 100000 elements"},
+      {"{% set l = 'a' * 1000000 %}{{ l|list + l|list }}", "elements"},
+      {"{{ strftime_now('%999999999d') }}", "less than 4096 bytes"},
+      {"{{ strftime_now('a' * 60000000) }}", "less than 4096 bytes"},
+  };
+  for (const auto& [text, message] : table) {
+    EXPECT_NE(message_of(text, options).find(message), std::string::npos)
+        << text << "\n  " << message_of(text, options);
+  }
+  EXPECT_EQ(message_of("{{ 'a'|indent(1000000000) }}"), "no error");  // a first line that is not
+  EXPECT_NE(message_of(std::string(kMaxTemplateBytes + 1, 'a')).find("2097152 bytes long"),
+            std::string::npos);
+}
+
+// Prompts of megabytes are ordinary: each of these would take minutes if a text were copied at each of its pieces.
+TEST(ChatTemplate, LongTextsAreBuiltInPlace) {
+  std::string content;
+  for (int i = 0; i < 100'000; ++i) content += "every sentence\nhas an e ";
+  Json messages = Json::Array{Json::Object{{"role", "user"}, {"content", content}}};
+  const auto rendered = [&](const std::string& expression) {
+    return ChatTemplate("{% set c = messages[0].content %}{{ " + expression + " }}", "t")
+        .render(messages);
+  };
+  const std::string large = rendered("c.replace('e', 'E')");
+  EXPECT_EQ(large.size(), content.size());
+  EXPECT_EQ(large.substr(0, 24), "EvEry sEntEncE\nhas an E ");
+  EXPECT_EQ(rendered("c|replace('e', 'E')"), large);
+  EXPECT_EQ(rendered("'E'.join(c.split('e'))"), large);
+  EXPECT_EQ(rendered("c.split('e')|join('E')"), large);
+  EXPECT_EQ(rendered("c|indent(1)").size(), content.size() + 100'000);
+  EXPECT_EQ(rendered("c.splitlines()|length"), "100001");
+  // From the end, past a place where only the first letter is right.
+  EXPECT_EQ(rendered("'abcabd'.rfind('abc') ~ 'abcabd'.rsplit('bc', 1)"), "0['a', 'abd']");
+}
+
+// Whatever walks through a text or a list pays for it. Thirty walks through a million bytes, or twenty thousand elements, are
+// more than these steps; thirty turns of a loop are not.
+TEST(ChatTemplate, EveryWalkIsPaidFor) {
+  ChatOptions options;
+  options.max_steps = 500'000;
+  const auto message = [&](const std::string& body) {
+    return message_of(
+        "{% set s = 'a' * 1000000 %}{% set l = ('a b ' * 10000).split() %}"
+        "{% set d = {'a': s, 'b': l} %}{% for i in range(30) %}" +
+            body + "{% endfor %}",
+        options);
+  };
+  EXPECT_EQ(message("{% set x = s.startswith('a') and l|length > 3 and d.a %}"), "no error");
+  for (const char* body : {
+           "{% set x = ('a' * 999 ~ 'b') in s %}",
+           "{% set x = s.find('aaaaaaaaaaaaaaaaab') %}",
+           "{% set x = s.rfind('baaaaaaaaaaaaaaaaa') %}",
+           "{% set x = s.count('a') %}",
+           "{% set x = s.replace('a', 'b') %}",
+           "{% set x = s|replace('b', 'a') %}",
+           "{% set x = s.split('b') %}",
+           "{% set x = s.strip('b') %}",
+           "{% set x = 'b'.strip(s) %}",
+           "{% set x = s|trim %}",
+           "{% set x = s.startswith(s) %}",
+           "{% set x = s.removeprefix('a') %}",
+           "{% set x = s.upper() %}",
+           "{% set x = s|lower %}",
+           "{% set x = s|title %}",
+           "{% set x = s.title() %}",
+           "{% set x = s|capitalize %}",
+           "{% set x = s is upper %}",
+           "{% set x = s.isdigit() or s.isspace() %}{% set x = s.splitlines() %}",
+           "{% set x = s|length %}",
+           "{% set x = s|reverse %}",
+           "{% set x = s[::-1] %}",
+           "{% set x = s[999990:] %}",
+           "{{ s }}",
+           "{% set x = s[999999] %}",
+           "{% set x = s|int %}",
+           "{% set x = s|float %}",
+           "{% set x = s|list %}",
+           "{% set x = s|tojson %}",
+           "{% set x = [s] ~ '' %}",
+           "{% set x = s ~ s %}",
+           "{% set x = s + s %}",
+           "{% set x = s * 2 %}",
+           "{% set x = s == s[1:] ~ 'a' %}",
+           "{% set x = s|indent %}",
+           "{% set x %}{{ s }}{% endset %}",
+           "{% set x = l|join %}",
+           "{% set x = ''.join(l) %}",
+           "{% set x = l|sort %}",
+           "{% set x = l|unique %}",
+           "{% set x = l|max %}",
+           "{% set x = l|map('upper')|list %}",
+           "{% set x = l|select('eq', 'c')|list %}",
+           "{% set x = l|tojson %}",
+           "{% set x = l + l %}",
+           "{% set x = l[1:] %}",
+           "{% set x = l == l[:] %}",
+           "{% set x = 'c' in l %}",
+           "{% set x = l|reverse %}",
+           "{% set x = d.values()|list ~ '' %}",
+           "{% set x = d|dictsort ~ '' %}",
+           "{% set x = range(99999) %}",
+       }) {
+    EXPECT_EQ(message(body), "t: line 1: the template takes too many steps") << body;
+  }
 }
 
 // Each would run for ever, fill the memory or overflow the stack.
@@ -183,7 +331,7 @@ TEST(ChatTemplate, HostileTemplatesEnd) {
       {"{% set n = namespace() %}{% set n.n = n %}", "must hold values only"},
       {"{{ 'a' * 999999999999 }}", "bytes long"},
       {"{{ 'aaaaaaaaaaaaaaaa' * 9999999 }}", "bytes long"},
-      {"{% for c in 'a' * 9999999 %}{% endfor %}", "cannot be taken apart"},
+      {"{% for c in 'a' * 2000000 %}{% endfor %}", "cannot be taken apart"},
       {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "too deep"},
       {"{{ " + repeat("(", 100000) + "1" + repeat(")", 100000) + " }}", "100 deep"},
       {"{{ " + repeat("not ", 100000) + "1 }}", "100 deep"},

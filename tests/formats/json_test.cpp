@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "formats/real.h"
 #include "formats/support.h"
 
 namespace mlxtape::formats {
@@ -170,13 +171,21 @@ TEST(Json, RefusesMalformedText) {
   } table[] = {
       {"", "f.json: byte 0: must be a value, got the end of the text"},
       {" \n", "f.json: byte 2: must be a value, got the end of the text"},
-      {"\xEF\xBB\xBF{}", "f.json: byte 0: must be a value, got byte 0xef"},
-      {"nul", "f.json: byte 0: must be null, got 'n'"},
-      {"tru", "f.json: byte 0: must be true or false, got 't'"},
-      {"True", "f.json: byte 0: must be a value, got 'T'"},
-      {"NaN", "f.json: byte 0: must be a value, got 'N'"},
+      {"\xEF\xBB\xBF{}",
+       "f.json: byte 0: must be a value, got a byte order mark: save it as UTF-8 "
+       "without one"},
+      {"\xFF\xFE{",
+       "f.json: byte 0: must be a value, got a byte order mark of UTF-16: save it as UTF-8"},
+      {"[1,\xEF\xBB\xBF\x32]",
+       "f.json: byte 3: must be a value, got a byte order mark: save it as UTF-8 without one"},
+      {"nul", "f.json: byte 0: must be null, got 'nul'"},
+      {"nope 3", "f.json: byte 0: must be null, got 'nope'"},
+      {"tru", "f.json: byte 0: must be true or false, got 'tru'"},
+      {"True", "f.json: byte 0: must be a value, got 'True'"},
+      {"NaN", "f.json: byte 0: must be a value, got 'NaN'"},
+      {std::string(50, 'y'), "f.json: byte 0: must be a value, got 'yyyyyyyyyyyyyyyyyyyy'"},
       {"1 2", "f.json: byte 2: must be the end of the text, got '2'"},
-      {"truefalse", "f.json: byte 4: must be the end of the text, got 'f'"},
+      {"truefalse", "f.json: byte 4: must be the end of the text, got 'false'"},
       {std::string("1\0", 2), "f.json: byte 1: must be the end of the text, got byte 0x00"},
       {"01", "f.json: byte 1: must be a number without leading zeros, got '1'"},
       {"-", "f.json: byte 1: must be a digit, got the end of the text"},
@@ -230,7 +239,7 @@ TEST(Json, DoesNotReadBeyondTheText) {
               "f.json: byte 1: must be UTF-8, got byte 0xe6");
   }
   EXPECT_EQ(message_of([] { Json::parse(std::string_view("true").substr(0, 3), "f.json"); }),
-            "f.json: byte 0: must be true or false, got 't'");
+            "f.json: byte 0: must be true or false, got 'tru'");
   EXPECT_EQ(Json::parse(std::string_view("123").substr(0, 2), "f.json").integer(), 12);
 }
 
@@ -324,6 +333,8 @@ TEST(JsonReader, SaysWhatMustBeThere) {
   EXPECT_EQ(said([](auto& r) { r.boolean(); }), "f: byte 1: must be true or false, got '?'");
   EXPECT_EQ(said([](auto& r) { r.null(); }), "f: byte 1: must be null, got '?'");
   EXPECT_EQ(said([](auto& r) { r.skip(); }), "f: byte 1: must be a value, got '?'");
+  EXPECT_EQ(message_of([] { JsonReader("[1e999]", "f").skip(); }),
+            "f: byte 1: must be in the range of double, got 1e999");
   EXPECT_EQ(said([](auto& r) { r.end(); }), "f: byte 1: must be the end of the text, got '?'");
   EXPECT_EQ(said([](auto& r) { r.fail("so"); }), "f: byte 0: so");
 }
@@ -407,6 +418,39 @@ TEST(Json, NumbersAreReadBackBitByBit) {
     const auto integer = static_cast<std::int64_t>(random()) >> (i % 60);
     EXPECT_EQ(Json::parse(Json(integer).dump(), "n").integer(), integer);
   }
+}
+
+// Two ways to read a number, of which a build uses one: the same bits, and the same numbers refused.
+TEST(Json, NumbersAreTheSameByEitherLibrary) {
+  std::vector<std::string> texts = {"0",
+                                    "-0",
+                                    "1",
+                                    "1.5",
+                                    "-2.5e-5",
+                                    "1e308",
+                                    "1.8e308",
+                                    "-1e999",
+                                    "5e-324",
+                                    "2e-324",
+                                    "1e-999",
+                                    "0e999",
+                                    "1e-310",
+                                    "123456789012345678901234567890",
+                                    "0.30000000000000004"};
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 2000; ++i) {
+    const auto value = std::bit_cast<double>(random());
+    if (std::isfinite(value)) texts.push_back(Json(value).dump());
+  }
+  for (const std::string& text : texts) {
+    double one = 7, other = 7;
+    EXPECT_EQ(to_real(text, one), to_real_by_c(text, other)) << text;
+    EXPECT_EQ(std::bit_cast<std::uint64_t>(one), std::bit_cast<std::uint64_t>(other)) << text;
+  }
+  double value = 7;
+  EXPECT_FALSE(to_real_by_c("1e999", value));
+  EXPECT_FALSE(to_real_by_c("1e-999", value));
+  EXPECT_EQ(value, 7);
 }
 
 TEST(Json, DoesNotWriteWhatCannotBeRead) {

@@ -1,6 +1,8 @@
 #include "mlxtape/formats/model_directory.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -192,6 +194,42 @@ TEST(ModelDirectory, CompanionsComeAlong) {
   EXPECT_EQ(names_in(folder.path), (std::vector<std::string>{"all", "from", "to"}));
 }
 
+TEST(ModelDirectory, SaysWhatToDoWithGguf) {
+  const TempFolder folder;
+  const std::string says =
+      ": GGUF models are not supported yet; convert the original model from Hugging Face instead: "
+      "mlx_lm.convert --hf-path MODEL --mlx-path DIR";
+  put(folder / "a.gguf", "GGUF");
+  fs::create_directory(folder / "m");
+  put(folder / "m/Q4.GGUF", "GGUF");
+  for (const std::string name : {"a.gguf", "m"}) {
+    EXPECT_EQ(said(folder, [&] { ModelFiles(folder / name); }), name + says);
+    EXPECT_EQ(said(folder, [&] { read_model_config(folder / name); }), name + says);
+  }
+  put(folder / "m/config.json", "{}");  // a model's folder that has one too
+  EXPECT_EQ(said(folder, [&] { read_model_config(folder / "m"); }), "no error");
+  fs::create_directory(folder / "b.gguf");
+  EXPECT_FALSE(gguf_check(folder / "b.gguf"));
+}
+
+// A link to what never ends, a pipe that nobody writes to, a file of terabytes.
+TEST(ModelDirectory, AConfigurationIsASmallFile) {
+  const TempFolder folder;
+  const std::string config = folder / "config.json";
+  fs::create_symlink("/dev/zero", config);
+  EXPECT_EQ(said(folder, [&] { read_model_config(folder.path); }),
+            "model directory: config.json must be a file, got a device");
+  fs::remove(config);
+  ASSERT_EQ(mkfifo(config.c_str(), 0600), 0);
+  EXPECT_EQ(said(folder, [&] { read_model_config(folder.path); }),
+            "model directory: config.json must be a file, got a pipe");
+  fs::remove(config);
+  put(config, "{}");
+  fs::resize_file(config, kMaxJsonFile + 1);
+  EXPECT_EQ(said(folder, [&] { read_model_config(folder.path); }),
+            "model directory: config.json must have at most 16777216 bytes, got 16777217 or more");
+}
+
 // Where the file system exchanges names, as those do that tests run on: others take two renames.
 TEST(ModelDirectory, WhileAFolderIsReplacedThereIsOne) {
   const TempFolder folder;
@@ -214,17 +252,17 @@ TEST(ModelDirectory, AFolderIsReplacedOnlyWhenAsked) {
   ModelToSave model = small_model();
   fs::create_directory(folder / "m");
   save_model(folder / "m", model);  // an empty one is as good as none
-  put(folder / "m/note", "x");
+  put(folder / "m/merges.txt", "x");
   const ModelFiles old(folder / "m");
   const Tensor in_use = old.tensor("b");
   model.tensors = {{"new", in_use}};
   EXPECT_EQ(said(folder, [&] { save_model(folder / "m", model); }),
             "model directory: m must be empty or absent, got a folder that holds something");
-  EXPECT_TRUE(fs::exists(folder / "m/note"));
+  EXPECT_TRUE(fs::exists(folder / "m/merges.txt"));
   fs::create_directory_symlink("m", folder / "link");
   save_model(folder / "link", model, true);
   EXPECT_TRUE(fs::is_symlink(folder / "link"));
-  EXPECT_FALSE(fs::exists(folder / "m/note"));
+  EXPECT_FALSE(fs::exists(folder / "m/merges.txt"));
   EXPECT_EQ(ModelFiles(folder / "m").names(), (std::vector<std::string>{"new"}));
   EXPECT_EQ(ModelFiles(folder / "m").tensor("new").host<float>()[3], 4);
   EXPECT_EQ(in_use.host<float>()[3], 4);  // its file is gone, its bytes are not
@@ -232,15 +270,143 @@ TEST(ModelDirectory, AFolderIsReplacedOnlyWhenAsked) {
 
   fs::create_directory(folder / "work");
   put(folder / "work/thesis", "x");
-  EXPECT_EQ(
-      said(folder, [&] { save_model(folder / "work", model, true); }),
-      "model directory: work must hold config.json to be replaced, got a folder of something else");
+  EXPECT_EQ(said(folder, [&] { save_model(folder / "work", model, true); }),
+            "model directory: work contains thesis, which is not part of a model: only a model's "
+            "folder is replaced");
   EXPECT_EQ(said(folder, [&] { save_model(folder / "work/thesis", model, true); }),
             "model directory: work/thesis must be a folder, got a file");
   EXPECT_EQ(said(folder, [&] { save_model(folder / "work/thesis/m", model); }),
             "model directory: work/thesis/m must be writable, got Not a directory");
   EXPECT_EQ(folder.files(), 3U);
   EXPECT_EQ(names_in(folder / "work").size(), 1U);
+}
+
+// ---- what may be replaced ----
+
+// Whatever a model's folder may hold, by save_model and by mlx-lm.
+void put_model(const fs::path& folder) {
+  fs::create_directories(folder);
+  for (const char* name :
+       {"model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
+        "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+        "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "qwen.tiktoken",
+        "generation_config.json", "chat_template.json", "preprocessor_config.json",
+        "modeling_new.py"}) {
+    put(folder / name, "x");
+  }
+  put(folder / "config.json", R"({"model_type": "qwen3"})");
+  put(folder / "README.md", "---\nlibrary_name: mlx\ntags:\n- mlx\n---\n");
+}
+
+TEST(ModelDirectory, OnlyAModelsFolderMayBeReplaced) {
+  const TempFolder folder;
+  const std::string m = folder / "m";
+  EXPECT_EQ(replace_fault(m), "");
+  fs::create_directory(m);
+  EXPECT_EQ(replace_fault(m), "");
+  put_model(m);
+  EXPECT_EQ(replace_fault(m), "");
+  const auto refused = [&](const std::string& name) {
+    EXPECT_EQ(replace_fault(m), "contains " + name + ", which is not part of a model");
+    fs::remove_all(folder / "m/" + name);
+    EXPECT_EQ(replace_fault(m), "");
+  };
+  for (const char* name :
+       {"notes.txt", "server.js", "train.py", "model_mine.safetensors", "model-best.safetensors",
+        "adapters.safetensors", "state.safetensors", ".gitattributes", ".env.json",
+        "config.json.bak", "tokenizer_notes.txt"}) {
+    put(folder / "m/" + name, "mine");
+    refused(name);
+  }
+  for (const char* name : {".git", "adapters", "tokenizer.d.json"}) {
+    fs::create_directory(folder / "m/" + name);
+    refused(name);
+  }
+  put(folder / "mine", "mine");
+  fs::remove(folder / "m/vocab.json");
+  fs::create_symlink("../mine", folder / "m/vocab.json");
+  refused("vocab.json");
+  put(folder / "m/README.md", "---\nlibrary_name: mlx\n---\n# What I found out\n");
+  refused("README.md");
+  put(folder / "m/README.md",
+      "---\nlibrary_name: mlx\n---\n# m\nconverted to MLX format using mlx-lm version "
+      "**0.28.0**.\n");
+  EXPECT_EQ(replace_fault(m), "");
+
+  for (const char* text : {R"({"port": 80})", R"({"model_type": 3})", "[]", "{"}) {
+    put(folder / "m/config.json", text);
+    EXPECT_EQ(replace_fault(m), "contains config.json, which is not a model's") << text;
+  }
+  fs::remove(folder / "m/config.json");
+  EXPECT_EQ(replace_fault(m), "has no config.json of a model");
+}
+
+// A user's file that comes while the new folder is written is found before anything is removed.
+TEST(ModelDirectory, WhatComesMeanwhileStays) {
+  const TempFolder folder;
+  const ModelToSave model = small_model();
+  save_model(folder / "m", model);
+  put(folder / "m/merges.txt", "old");
+  std::atomic<bool> done = false;
+  std::atomic<int> put_there = 0, lost = 0;
+  std::thread user([&] {  // who leaves a note as soon as there is none
+    while (!done) {
+      const int file = open((folder / "m/notes.txt").c_str(), O_CREAT | O_EXCL | O_WRONLY, 0644);
+      if (file < 0) continue;
+      close(file);
+      ++put_there;
+      usleep(300);
+      if (unlink((folder / "m/notes.txt").c_str()) != 0) ++lost;
+    }
+  });
+  int saved = 0;
+  for (int i = 0; i < 300; ++i) {
+    try {
+      save_model(folder / "m", model, true);
+      ++saved;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("notes.txt"), std::string::npos) << e.what();
+    }
+  }
+  done = true;
+  user.join();
+  // A note may be for a moment in the folder that was put aside, but never gone for good.
+  EXPECT_GT(put_there, 0);
+  std::size_t notes = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(folder.path)) {
+    notes += entry.path().filename() == "notes.txt" ? 1 : 0;
+  }
+  EXPECT_LE(static_cast<std::size_t>(lost), notes);
+}
+
+TEST(ModelDirectory, TwoRunsThatMakeOneFolder) {
+  const TempFolder folder;
+  ModelToSave model = small_model();
+  model.tensors = {{"large", floats(1 << 23, 0)}};  // time for the other
+  std::thread other([&] {
+    while (folder.files() == 0) continue;  // it is being written, aside
+    put_model(folder / "m");
+  });
+  const std::string last = said(folder, [&] { save_model(folder / "m", model); });
+  other.join();
+  EXPECT_EQ(last, "model directory: m was made by another run meanwhile, and is left as it is");
+  EXPECT_EQ(read_whole(folder / "m/vocab.json", "test"), "x");
+  EXPECT_EQ(names_in(folder.path), std::vector<std::string>{"m"});
+}
+
+TEST(ModelDirectory, RemovesAModelsFilesAlone) {
+  const TempFolder folder;
+  put_model(folder / "m");
+  put(folder / "m/model.safetensors.tmp12.0", "half");
+  remove_model_files(folder / "m");
+  EXPECT_FALSE(fs::exists(folder / "m"));
+  put_model(folder / "m");
+  put(folder / "m/notes.txt", "mine");
+  put(folder / "m/notes.tmp1", "mine");
+  fs::create_directory(folder / "m/.git");
+  remove_model_files(folder / "m");
+  EXPECT_EQ(names_in(folder / "m"), (std::vector<std::string>{".git", "notes.tmp1", "notes.txt"}));
+  remove_model_files(folder / "none");
 }
 
 TEST(ModelDirectory, AFailedSaveLeavesWhatWasThere) {

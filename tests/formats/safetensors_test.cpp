@@ -105,7 +105,7 @@ TEST(Safetensors, ReadsFilesOfTorch) {
 
 TEST(Safetensors, TensorsLieInTheFileAndOutliveIt) {
   const TempFolder folder;
-  const std::string bytes = file_of(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})", 8);
+  const std::string bytes = file_of(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})", 6);
   put(folder / "f", bytes);
   Tensor t;
   {
@@ -143,7 +143,7 @@ TEST(Safetensors, GapsAndEmptyTensorsAreLegal) {
           R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]},"b":{"dtype":"U8","shape":[1],"data_offsets":[5,6]},)"
           R"("e":{"dtype":"F32","shape":[0,9223372036854775807,8],"data_offsets":[2,2]},)"
           R"("x":{"dtype":"F4","shape":[3],"data_offsets":[3,5],"other":[{}]}}   )",
-          8));
+          6));
   const SafetensorsFile file(folder / "f");
   EXPECT_EQ(bytes_of(file.tensor("a")), "\1\2");
   EXPECT_EQ(bytes_of(file.tensor("b")), "\5");
@@ -171,9 +171,17 @@ TEST(Safetensors, RefusesWhatCannotBeTrue) {
     return bytes;
   };
   const std::string good = R"({"dtype":"U8","shape":[16],"data_offsets":[0,16]})";
+  const std::string long_name(10'000, 'n');
   const struct {
     std::string bytes, message;
   } table[] = {
+      {entry(good) + std::string(100, 'x'),
+       "must end where its last tensor does, got 100 bytes more"},
+      {entry(good) + "x", "must end where its last tensor does, got 1 bytes more"},
+      {file_of("{}", 3), "must end where its last tensor does, got 3 bytes more"},
+      {file_of("{\"\\u001b[2J\":{}}", 0), "tensor \"\\x1b[2J\": must have a dtype"},
+      {file_of("{\"" + long_name + "\":{}}", 0),
+       "tensor \"" + long_name.substr(0, 200) + "... (10000 bytes)\": must have a dtype"},
       {"", "must begin with 8 bytes, the header's length, got 0"},
       {"1234567", "must begin with 8 bytes, the header's length, got 7"},
       {length(3),
@@ -268,7 +276,7 @@ TEST(Safetensors, SaysWhyAFileCannotBeOpened) {
   EXPECT_EQ(opened(folder / "none"),
             "safetensors: none must be readable, got No such file or directory");
   std::filesystem::create_directory(folder / "folder");
-  EXPECT_EQ(opened(folder / "folder"), "safetensors: folder must be readable, got Is a directory");
+  EXPECT_EQ(opened(folder / "folder"), "safetensors: folder must be a file, got a folder");
   if (geteuid() == 0) return;  // who may read everything
   put(folder / "closed", "x");
   std::filesystem::permissions(folder / "closed", std::filesystem::perms::none);

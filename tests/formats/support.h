@@ -4,12 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <string>
 
 #include "mlxtape/base/error.h"
+#include "support/temp_folder.h"
 
 namespace mlxtape::formats {
 
@@ -29,30 +27,8 @@ std::string message_of(Fn&& fn, Errc code = Errc::kIo, const std::string& folder
   return "no error";
 }
 
-struct TempFolder {
-  TempFolder() {
-    std::string pattern =
-        (std::filesystem::temp_directory_path() / "mlxtape-formats-XXXXXX").string();
-    path = mkdtemp(pattern.data());
-  }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  ~TempFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-  std::string operator/(const std::string& name) const { return (path / name).string(); }
-  std::size_t files() const {
-    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(path),
-                                                  std::filesystem::directory_iterator()));
-  }
-  std::filesystem::path path;
-};
-
-// As write_whole, but does not wait for the disk.
-inline void put(const std::string& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
+using test::put;
+using test::TempFolder;
 
 // The values of tests/formats/make_golden.py, in the type of zero.
 template <class T>

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <bit>
 #include <filesystem>
 #include <random>
 
@@ -152,6 +153,9 @@ TEST(Tokenizer, LongWordsAndLongTexts) {
     const Ids ids = t.encode(next);  // too short to remember any
     want.insert(want.end(), ids.begin(), ids.end());
     text += next;
+    if (std::has_single_bit(static_cast<unsigned>(i))) {
+      EXPECT_EQ(t.encode(text), want) << i;
+    }
   }
   EXPECT_EQ(t.encode(text), want);
   // Each would take minutes if it were quadratic.
@@ -277,6 +281,7 @@ TEST(Tokenizer, SaysWhatIsWrongInAFile) {
   const Row table[] = {
       {"model", "", "there must be a model"},
       {"model.type", R"("Unigram")", "must be of type BPE, got Unigram"},
+      {"model.type", R"("\u001b[2J")", "must be of type BPE, got \\x1b[2J"},
       {"model.vocab", "", "must have vocab and merges"},
       {"model.merges", "", "must have vocab and merges"},
       {"model.vocab", R"({"a": 0})", "a merge must be of tokens"},

@@ -8,12 +8,18 @@
 // Differences  filters that give a generator in Jinja give a list; integers have 64 bits; keys of a dict are strings;
 //              upper and lower map one code point to one; macros are defined outside of loops and other macros
 //
-// Anything else is an Error(kArgument) "source: line 3: what". Hostile templates end: the steps, the depth and the size
-// of every text are limited. Templates see nothing but what is given to them and, by strftime_now, the clock.
+// Anything else, and what a template does wrong when it is rendered, is an Error(kIo) "source: line 3: what"; messages or
+// variables of another kind than below are kArgument. Templates see nothing but what is given to them and, by strftime_now,
+// the clock.
+//
+// Limits       Any template ends, with its text or an error: with the default max_steps within about 2 seconds, and 1 GB of
+//              memory beside what it was given. A template has at most kMaxTemplateBytes, any text that it makes 64 MiB, a list
+//              or dict 2^20 elements, those inside of it counted.
 //
 // Threads      A ChatTemplate is constant after construction: render from any number of threads.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -31,8 +37,11 @@ struct ChatOptions {
   Json variables;  // an object: what else the template may ask for, as enable_thinking
   std::optional<std::int64_t>
       now{};  // seconds since 1970 for strftime_now; the clock's where absent
-  std::int64_t max_steps = 20'000'000;  // evaluated nodes and, by 64, bytes that were put together
+  // A step is a node that is evaluated, 32 bytes that are copied or compared, 4 bytes that are looked at one by one.
+  std::int64_t max_steps = 20'000'000;
 };
+
+inline constexpr std::size_t kMaxTemplateBytes = std::size_t{2} << 20U;
 
 class ChatTemplate {
  public:

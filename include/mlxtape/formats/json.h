@@ -21,6 +21,7 @@
 namespace mlxtape::formats {
 
 inline constexpr int kJsonDepth = 128;
+inline constexpr std::size_t kMaxJsonFile = std::size_t{16} << 20U;
 
 // Each value is asked for by what it must be; anything else there is an error. Values are read in the order of the
 // text, and each before the next key or element is asked for:
@@ -94,6 +95,8 @@ class Json {
   // A key that comes twice is an error. A number without fraction and exponent that fits is an integer.
   static Json parse(std::string_view text, const std::string& source);
   static Json read(JsonReader& reader);
+  // Of a file of at most kMaxJsonFile bytes: a tree takes many times as much. Errors begin with "who: path".
+  static Json read_file(const std::string& path, const char* who);
 
   bool is_null() const { return std::holds_alternative<std::nullptr_t>(value_); }
   bool is_bool() const { return std::holds_alternative<bool>(value_); }

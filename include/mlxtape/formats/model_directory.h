@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "mlxtape/base/error.h"
 #include "mlxtape/formats/json.h"
 #include "mlxtape/formats/safetensors.h"
 
@@ -45,6 +46,9 @@ class ModelFiles {
   std::size_t total_bytes_ = 0;
 };
 
+// A .gguf file, or a folder with one and no config.json, is an error that says what to do instead.
+Check gguf_check(const std::string& path);
+
 // folder/config.json, an object.
 Json read_model_config(const std::string& folder);
 
@@ -73,8 +77,17 @@ struct ModelToSave {
 // `tensors` to at most shard_bytes each, unless one tensor has more), model.safetensors.index.json and the companions.
 //
 // The folder is made beside its place and renamed when all of it is on the disk. A folder that is not empty is refused; with
-// `replace` it is taken away once the new one is complete, if it is a model's (holds config.json). After an error everything is
-// as it was; if the machine stops between the two renames, the old folder lies beside its place, its name ending in .old.
+// `replace` the two are exchanged once the new one is complete, and the old one's files are removed, if replace_fault finds
+// nothing then either. After an error everything is as it was; if the machine stops between two renames, on a file system that
+// cannot exchange names, the old folder lies beside its place, its name ending in .old.
 void save_model(const std::string& folder, const ModelToSave& model, bool replace = false);
+
+// Why a folder must not be replaced by a model, in words that follow its name: "contains notes.txt, which is not part of a
+// model". Empty: it is absent or empty, or a model's: its config.json names a model_type, and every other entry is a file
+// of a name that save_model or mlx-lm gives.
+std::string replace_fault(const std::string& folder);
+
+// Removes a model's files, also those that were half written, and the folder where nothing else is in it.
+void remove_model_files(const std::string& folder);
 
 }  // namespace mlxtape::formats

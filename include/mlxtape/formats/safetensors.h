@@ -5,8 +5,8 @@
 //            the offsets count from. Values are little-endian, rows first.
 // Types      BOOL, U8 to U64, I8 to I64, F16, BF16, F32, F64. The floats of 8 bits (F8_E4M3, F8_E5M2, F8_E8M0) are
 //            read as u8. A tensor of any other type may be in a file, and is an error (kDType) when it is asked for.
-// Reading    No order and no alignment is assumed, gaps are allowed. Everything the header says is checked when the file
-//            is opened, and nothing of the data is touched. Errors are kIo and name file and tensor.
+// Reading    No order and no alignment is assumed; gaps are allowed, bytes behind the last tensor are not. All that the
+//            header says is checked when the file is opened, no data is touched. Errors are kIo and name file and tensor.
 // Writing    Keys sorted, the header filled up to 8 bytes with spaces, wide types first: each tensor lies at a
 //            multiple of its element size and can be used in place. Data without gaps, which other readers ask for.
 //
@@ -49,6 +49,10 @@ class SafetensorsFile {
   // the tensor never comes to the file. Only a tensor that does not lie at a multiple of its element size is copied.
   Tensor tensor(std::string_view name) const;
 
+  // Of a file that write_checked_safetensors made: reads all of it, and throws kIo where a byte has changed since, or where
+  // it has no checksum.
+  void verify() const;
+
  private:
   struct Entry {
     TensorInfo info;
@@ -73,10 +77,15 @@ struct NamedTensor {
   Tensor tensor;  // on any device, of any strides
 };
 
-// The file is there whole or not at all (base/files.h). Memory of a device comes to the host in pieces; a tensor that is not
+// The file is there whole or not at all (base/files.h), and a link in its place is replaced. Memory of a device comes to the host in pieces; a tensor that is not
 // contiguous is copied first. Throws kArgument for a name that comes twice, is no UTF-8 or is "__metadata__", and for a
 // tensor without memory.
 void write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
                        const std::map<std::string, std::string>& metadata = {});
+
+// The same with one more tensor at the end of the file, U8 [8]: the checksum (base/checksum.h) of all bytes before it.
+inline constexpr const char* kChecksumTensor = "__checksum__";
+void write_checked_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
+                               const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace mlxtape::formats
