@@ -1,7 +1,11 @@
 #include "mlxtape/core/threads.h"
 
 #include <pthread.h>
+#ifdef __linux__
 #include <sched.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -35,8 +39,16 @@ void relax() {
 thread_local bool inside = false;  // this thread is running a task: nested calls stay on it
 
 int usable_cores() {
+#ifdef __linux__
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+#elif defined(__APPLE__)
+  // The fast cores alone: all threads of a call wait for the last of them. An Intel Mac has no such levels.
+  int fast = 0;
+  std::size_t size = sizeof fast;
+  if (sysctlbyname("hw.perflevel0.logicalcpu", &fast, &size, nullptr, 0) == 0 && fast > 0)
+    return fast;
+#endif
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 

@@ -25,6 +25,17 @@ void run_exp_for_16_bits(const float* x, float* y, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) y[i] = hn::GetLane(exp_for(d, BF16(), hn::Set(d, x[i])));
 }
 
+// What each makes of the bound and x: x not below it, not above it, the largest of both.
+void run_bounds(const float* bound, const float* x, float (*y)[3], std::size_t n) {
+  const DF d;
+  for (std::size_t i = 0; i < n; ++i) {
+    const VF b = hn::Set(d, bound[i]), v = hn::Set(d, x[i]);
+    y[i][0] = hn::GetLane(not_below(b, v));
+    y[i][1] = hn::GetLane(not_above(b, v));
+    y[i][2] = hn::GetLane(largest(b, v));
+  }
+}
+
 void run_sigmoid(const float* x, float* value, float* rest, std::size_t n, bool f32) {
   const DF d;
   for (std::size_t i = 0; i < n; ++i) {
@@ -78,6 +89,7 @@ HWY_AFTER_NAMESPACE();
 namespace mlxtape::ops {
 HWY_EXPORT(run_exp);
 HWY_EXPORT(run_exp_for_16_bits);
+HWY_EXPORT(run_bounds);
 HWY_EXPORT(run_sigmoid);
 HWY_EXPORT(copy_f32);
 HWY_EXPORT(copy_f16);
@@ -158,6 +170,19 @@ TEST_P(CpuSimd, ExpFor16BitsIsAsGoodAsItsArgument) {
     ASSERT_LE(ulps_off(y[i], std::exp(double{x[i]})), 3 + 1.25 * std::abs(x[i]))
         << "exp(" << x[i] << ")";
   }
+}
+
+// NaN stays where a number is bounded, and is passed over where the largest is looked for.
+TEST_P(CpuSimd, BoundsSayWhatBecomesOfNaN) {
+  const float bound[] = {1, 1, 1, -INFINITY, 0};
+  const float x[] = {2, -3, NAN, NAN, -0.0F};
+  float y[5][3];
+  HWY_DYNAMIC_DISPATCH(run_bounds)(bound, x, y, 5);
+  EXPECT_TRUE(y[0][0] == 2 && y[0][1] == 1 && y[0][2] == 2);
+  EXPECT_TRUE(y[1][0] == 1 && y[1][1] == -3 && y[1][2] == 1);
+  EXPECT_TRUE(std::isnan(y[2][0]) && std::isnan(y[2][1]) && y[2][2] == 1);
+  EXPECT_TRUE(std::isnan(y[3][0]) && std::isnan(y[3][1]) && y[3][2] == -INFINITY);
+  EXPECT_TRUE(std::signbit(y[4][0]) && std::signbit(y[4][1]));  // equal to the bound: x itself
 }
 
 TEST_P(CpuSimd, SigmoidLosesNothingOnEitherSide) {

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/sanitizers.h"
 #include "mlxtape/base/error.h"
 
 namespace mlxtape {
@@ -122,7 +123,7 @@ TEST_F(Threads, WorksAfterAPause) {
   }
 }
 
-#if !defined(__SANITIZE_THREAD__)  // ThreadSanitizer does not follow threads into a child
+#ifndef MT_THREAD_SANITIZER  // ThreadSanitizer does not follow threads into a child
 TEST_F(Threads, AForkedChildHasItsOwnWorkers) {
   set_threads(2);
   parallel_for(10, [](std::int64_t) {});

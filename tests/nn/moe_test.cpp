@@ -75,7 +75,8 @@ Arrays moe_in_double(const Case& c, const Arrays& in, const Blur& blur) {
     };
     for (std::int64_t j = 0; j < c.chosen; ++j) {
       const std::int64_t e = order[static_cast<std::size_t>(j)];
-      add(blur(std::exp(logits[static_cast<std::size_t>(e)]) / all), expert(c, x, in, e, blur));
+      const Values out = expert(c, x, in, e, blur);  // in this order: each call of blur draws
+      add(blur(std::exp(logits[static_cast<std::size_t>(e)]) / all), out);
     }
     for (double& v : sum) v = blur(v);
     if (c.shared > 0) {

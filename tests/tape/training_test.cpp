@@ -3,17 +3,19 @@
 #include <cmath>
 #include <random>
 
+#include "cases/small_model.h"
 #include "mlxtape/core/arena.h"
 #include "mlxtape/ops/elementwise.h"
 #include "mlxtape/ops/matmul.h"
 #include "mlxtape/ops/optimiser.h"
 #include "mlxtape/ops/reduce.h"
 #include "support/op_test.h"
-#include "support/small_model.h"
 
 namespace mlxtape::test {
 namespace {
 
+using bench::SmallModel;
+using bench::SmallModelConfig;
 using Values = std::vector<double>;
 
 class Training : public OnDevice {};

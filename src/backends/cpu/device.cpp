@@ -1,9 +1,13 @@
 // The cpu device: memory from the system, kernels run at once on the calling thread, which
 // shares the work with the pool (mlxtape/core/threads.h).
-#ifdef __SANITIZE_ADDRESS__
+#include "base/sanitizers.h"
+#ifdef MT_ADDRESS_SANITIZER
 #include <sanitizer/asan_interface.h>
 #endif
 #include <sys/mman.h>
+#ifdef __APPLE__
+#include <sys/sysctl.h>
+#endif
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,7 +33,9 @@ class SystemMemory final : public RawMemory {
  public:
   void* allocate(std::size_t bytes, bool& is_zero) override {
     is_zero = bytes >= kHugePage;
-    return is_zero ? map_aligned(bytes) : std::aligned_alloc(kAlignment, bytes);
+    if (is_zero) return map_aligned(bytes);
+    // macOS gives nothing for a size that is no multiple of the alignment.
+    return std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
   }
   void release(void* address, std::size_t bytes) noexcept override {
     if (bytes >= kHugePage) {
@@ -45,7 +51,7 @@ class SystemMemory final : public RawMemory {
     const auto* byte = static_cast<const unsigned char*>(address);
     return std::all_of(byte, byte + bytes, [=](unsigned char b) { return b == value; });
   }
-#ifdef __SANITIZE_ADDRESS__
+#ifdef MT_ADDRESS_SANITIZER
   void close(const void* address, std::size_t bytes) noexcept override {
     __asan_poison_memory_region(address, bytes);
   }
@@ -55,11 +61,18 @@ class SystemMemory final : public RawMemory {
 #endif
 
  private:
+  static void* map(std::size_t bytes) {
+    void* const base =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return base == MAP_FAILED ? nullptr : base;
+  }
+#ifndef MADV_HUGEPAGE  // a system without pages of that size has nothing to gain from its alignment
+  static void* map_aligned(std::size_t bytes) { return map(bytes); }
+#else
   static void* map_aligned(std::size_t bytes) {
     const std::size_t all = bytes + kHugePage;
-    void* const base =
-        mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED) return nullptr;
+    void* const base = map(all);
+    if (base == nullptr) return nullptr;
     // Cut off what lies before the first huge page and after the block.
     const auto start = reinterpret_cast<std::uintptr_t>(base);
     const std::uintptr_t aligned = (start + kHugePage - 1) / kHugePage * kHugePage;
@@ -72,9 +85,15 @@ class SystemMemory final : public RawMemory {
     madvise(block, kept, MADV_HUGEPAGE);  // advice: without huge pages it is slower, not wrong
     return block;
   }
+#endif
 };
 
 std::string processor_name() {
+#ifdef __APPLE__
+  char brand[128] = {};
+  std::size_t size = sizeof brand - 1;
+  if (sysctlbyname("machdep.cpu.brand_string", brand, &size, nullptr, 0) == 0) return brand;
+#endif
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);) {
     if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/cuda/choose.h"
 #include "backends/cuda/error.h"
 #include "backends/cuda/library.h"
 #include "backends/cuda/overlap.h"
@@ -27,8 +28,6 @@ namespace mlxtape::cuda {
 
 namespace {
 
-constexpr int kOldest = 9;  // compute capability: bulk copies and clusters
-constexpr std::size_t kSharedBytes = 227 * 1024;
 constexpr std::uint64_t kBatch = 16;
 
 // While it lives, this thread talks to a device; then to the one it talked to before.
@@ -380,9 +379,10 @@ std::string driver_version() {
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice(int ordinal, const cudaDeviceProp& properties)
+  CudaDevice(int ordinal, const cudaDeviceProp& properties, std::string others)
       : name_("cuda:" + std::to_string(ordinal) + ": " + properties.name),
         capability_(std::to_string(properties.major) + "." + std::to_string(properties.minor)),
+        others_(std::move(others)),
         queue_(ordinal),
         memory_(*this, std::make_unique<DeviceMemory>(queue_)) {
     limits_.memory_bytes = properties.totalGlobalMem;
@@ -395,12 +395,15 @@ class CudaDevice final : public Device {
   std::vector<std::pair<std::string, std::string>> details() const override {
     int cuda = 0;
     cudaDriverGetVersion(&cuda);
-    return {{"compute capability", capability_},
-            {"driver", driver_version()},
-            {"driver's CUDA", std::to_string(cuda / 1000) + "." + std::to_string(cuda % 1000 / 10)},
-            {"cuBLASLt", cublaslt_version()},
-            {"cuDNN", cudnn_version()},
-            {"NVRTC", nvrtc_version()}};
+    std::vector<std::pair<std::string, std::string>> all = {
+        {"compute capability", capability_},
+        {"driver", driver_version()},
+        {"driver's CUDA", std::to_string(cuda / 1000) + "." + std::to_string(cuda % 1000 / 10)},
+        {"cuBLASLt", cublaslt_version()},
+        {"cuDNN", cudnn_version()},
+        {"NVRTC", nvrtc_version()}};
+    if (!others_.empty()) all.emplace_back("GPUs not used", others_);
+    return all;
   }
   void set_overlap(bool on) override { cuda::set_overlap(on); }
   const Kernel& add_kernel(const SourceKernel& kernel) override {
@@ -429,6 +432,7 @@ class CudaDevice final : public Device {
  private:
   std::string name_;
   std::string capability_;
+  std::string others_;  // GPUs beside it that cannot be used, and why
   DeviceLimits limits_;
   Queue queue_;
   MemoryPool memory_;
@@ -441,31 +445,29 @@ void register_cuda_devices(std::vector<Device*>& devices, std::vector<AbsentDevi
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess) {
     cudaGetLastError();
+    int cuda = 0;
+    cudaDriverGetVersion(&cuda);
     absent.push_back({Backend::kCuda, status == cudaErrorInsufficientDriver
-                                          ? "no NVIDIA driver, or one too old for CUDA 13"
+                                          ? driver_reason(cuda, CUDART_VERSION)
                                           : cudaGetErrorString(status)});
     return;
   }
-  std::string reason = "no NVIDIA GPU";
+  std::vector<cudaDeviceProp> properties(static_cast<std::size_t>(count));
+  std::vector<GpuFacts> facts;
   for (int i = 0; i < count; ++i) {
-    cudaDeviceProp properties{};
-    const cudaError_t answer = cudaGetDeviceProperties(&properties, i);
-    if (answer != cudaSuccess) {
-      cudaGetLastError();
-      reason = "cuda:" + std::to_string(i) + " does not answer: " + cudaGetErrorString(answer);
-      continue;
-    }
-    if (properties.major < kOldest || properties.sharedMemPerBlockOptin < kSharedBytes) {
-      reason = std::string(properties.name) + " has compute capability " +
-               std::to_string(properties.major) + "." + std::to_string(properties.minor) + " and " +
-               std::to_string(properties.sharedMemPerBlockOptin / 1024) +
-               " KiB of shared memory for a block; the kernels need 9.0 and 227 KiB";
-      continue;
-    }
-    devices.push_back(new CudaDevice(i, properties));  // lives as long as the process
-    reason.clear();
+    cudaDeviceProp& gpu = properties[static_cast<std::size_t>(i)];
+    const cudaError_t answer = cudaGetDeviceProperties(&gpu, i);
+    if (answer != cudaSuccess) cudaGetLastError();
+    facts.push_back({gpu.name, answer == cudaSuccess ? "" : cudaGetErrorString(answer), gpu.major,
+                     gpu.minor, gpu.sharedMemPerBlockOptin});
   }
-  if (!reason.empty()) absent.push_back({Backend::kCuda, reason});
+  const GpuChoice choice = choose_gpus(facts);
+  for (const int i : choice.usable) {  // they live as long as the process
+    devices.push_back(new CudaDevice(i, properties[static_cast<std::size_t>(i)], choice.others));
+  }
+  if (choice.usable.empty()) {
+    absent.push_back({Backend::kCuda, choice.others.empty() ? "no NVIDIA GPU" : choice.others});
+  }
 }
 
 }  // namespace mlxtape::cuda

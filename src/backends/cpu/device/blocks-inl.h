@@ -26,13 +26,14 @@ inline std::size_t block_length(std::int64_t cols, std::int64_t block) {
   return static_cast<std::size_t>(std::min(kBlock, cols - block * kBlock));
 }
 
+// NaN is passed over; −inf where there is nothing else. The sum of exponentials has it.
 template <class T>
 HWY_INLINE float row_max(DF d, const T* x, std::size_t n) {
   VF m = hn::Set(d, -INFINITY);
   for_row(
-      d, n, [&](std::size_t i) HWY_ATTR { m = hn::Max(m, load(d, x + i)); },
+      d, n, [&](std::size_t i) HWY_ATTR { m = largest(m, load(d, x + i)); },
       [&](std::size_t i, std::size_t count) HWY_ATTR {
-        m = hn::IfThenElse(hn::FirstN(d, count), hn::Max(m, load_n(d, x + i, count)), m);
+        m = hn::IfThenElse(hn::FirstN(d, count), largest(m, load_n(d, x + i, count)), m);
       });
   return max_lanes(d, m);
 }

@@ -112,8 +112,7 @@ struct Normal {
 HWY_INLINE Normal normal(DF d, VF x) {
   const VF one = hn::Set(d, 1.0F);
   const VF half = hn::Set(d, 0.5F);
-  // NaN must be the second operand, the one that is returned. Φ(−15) is 0 in f32.
-  const VF a = hn::Min(hn::Set(d, 15.0F), hn::Abs(x));
+  const VF a = not_above(hn::Set(d, 15.0F), hn::Abs(x));  // Φ(−15) is 0 in f32
   const VF a2 = hn::Mul(a, a);
   const VF lost = hn::Mul(half, hn::MulSub(a, a, a2));
   VF e = exp_nonpositive(d, hn::Neg(hn::Mul(half, a2)));
@@ -164,7 +163,7 @@ HWY_INLINE VF pow_f32(DF d, VF a, VF b) {
   halves(b, b0, b1);
   hn::Vec<DHalf> n0, n1, f0, f1;
   const auto split = [&](hn::Vec<DD> t, hn::Vec<DHalf>& whole, hn::Vec<DHalf>& fraction) HWY_ATTR {
-    t = hn::Min(hn::Set(dd, 200.0), hn::Max(hn::Set(dd, -200.0), t));
+    t = not_above(hn::Set(dd, 200.0), not_below(hn::Set(dd, -200.0), t));
     const auto n = hn::Round(t);
     whole = hn::DemoteTo(dh, n);
     fraction = hn::DemoteTo(dh, hn::Sub(t, n));
@@ -193,7 +192,7 @@ HWY_INLINE VF pow_f32(DF d, VF a, VF b) {
   const VF half_b = hn::Mul(b, hn::Set(d, 0.5F));
   const auto odd = hn::And(whole, hn::And(hn::Lt(hn::Abs(b), hn::Set(d, 0x1p24F)),
                                           hn::Not(hn::Eq(hn::Floor(half_b), half_b))));
-  y = hn::IfThenElse(odd, hn::CopySign(y, a), y);
+  y = hn::Or(y, hn::And(hn::IfThenElseZero(odd, a), hn::SignBit(d)));  // y has no sign yet
   const auto complex = hn::And(hn::And(hn::Lt(a, zero), hn::Lt(size, inf)), hn::Not(whole));
   y = hn::IfThenElse(complex, hn::Set(d, kNaN), y);
   y = hn::IfThenElse(hn::Or(hn::IsNaN(a), hn::IsNaN(b)), hn::Set(d, kNaN), y);

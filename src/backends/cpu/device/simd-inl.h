@@ -69,15 +69,15 @@ HWY_INLINE hn::Vec<DU16> narrow(DF d, BF16, VF v) {
 
 #if HWY_TARGET == HWY_SSSE3
 // No conversion instruction here, and Highway's own does not round to even: go through the
-// scalar code, which does.
-HWY_INLINE VF widen(DF d, F16, hn::Vec<DU16> bits) {
+// scalar code, which does. Calls: it is long, and hundreds of loops would each have copies of it.
+inline HWY_NOINLINE VF widen(DF d, F16, hn::Vec<DU16> bits) {
   HWY_ALIGN std::uint16_t in[hn::MaxLanes(DU16())];
   HWY_ALIGN float out[hn::MaxLanes(DF())];
   hn::Store(bits, DU16(), in);
   for (std::size_t i = 0; i < hn::Lanes(d); ++i) out[i] = detail::f16_value(in[i]);
   return hn::Load(d, out);
 }
-HWY_INLINE hn::Vec<DU16> narrow(DF d, F16, VF v) {
+inline HWY_NOINLINE hn::Vec<DU16> narrow(DF d, F16, VF v) {
   HWY_ALIGN float in[hn::MaxLanes(DF())];
   HWY_ALIGN std::uint16_t out[hn::MaxLanes(DU16())];
   hn::Store(v, d, in);
@@ -293,6 +293,40 @@ HWY_INLINE void write_pairs(DF d, T* out, std::size_t n, const Pair& pair, const
   }
 }
 
+// ---- the larger and the smaller ----
+
+// Highway's Max and Min do not say what they make of NaN: x86 returns the second operand when either is one,
+// NEON the operand that is none. So kernels call these, which say it, and give the same on every machine.
+// Where x86's instruction does what is meant they are that instruction.
+
+// x, or the bound where x is less; NaN stays NaN.
+template <class V>
+HWY_INLINE V not_below(V bound, V x) {
+#if HWY_ARCH_X86
+  return hn::Max(bound, x);
+#else
+  return hn::IfThenElse(hn::Lt(x, bound), bound, x);
+#endif
+}
+// x, or the bound where x is more; NaN stays NaN.
+template <class V>
+HWY_INLINE V not_above(V bound, V x) {
+#if HWY_ARCH_X86
+  return hn::Min(bound, x);
+#else
+  return hn::IfThenElse(hn::Gt(x, bound), bound, x);
+#endif
+}
+// For the largest of many, most from −inf on: NaN among the x is passed over.
+template <class V>
+HWY_INLINE V largest(V most, V x) {
+#if HWY_ARCH_X86
+  return hn::Max(x, most);
+#else
+  return hn::IfThenElse(hn::Gt(x, most), x, most);
+#endif
+}
+
 // ---- functions ----
 
 #if HWY_TARGET != HWY_AVX3
@@ -314,8 +348,7 @@ HWY_INLINE VF times_power_of_two(DF d, VF p, VF n) {
 // exp(r) by a polynomial of degree 6 fitted to the smallest relative error on that interval
 // (3.6e-9 of the value; degree 5 would leave 1.8 ulp), then the exponent n.
 HWY_INLINE VF exp_nonpositive(DF d, VF x) {
-  // x is the second operand on purpose: when it is NaN, that is the one max returns.
-  x = hn::Max(hn::Set(d, -105.0F), x);
+  x = not_below(hn::Set(d, -105.0F), x);
   const VF magic = hn::Set(d, 0x1.8p23F);  // adding it rounds to an integer
   const VF shifted = hn::MulAdd(x, hn::Set(d, 0x1.715476p0F), magic);
   const VF n = hn::Sub(shifted, magic);
@@ -335,7 +368,7 @@ HWY_INLINE VF exp_nonpositive(DF d, VF x) {
 }
 
 // exp within 2 ulp for every x; infinity above the largest finite f32.
-HWY_INLINE VF exp_f32(DF d, VF x) { return exp_nonpositive(d, hn::Min(hn::Set(d, 89.0F), x)); }
+HWY_INLINE VF exp_f32(DF d, VF x) { return exp_nonpositive(d, not_above(hn::Set(d, 89.0F), x)); }
 
 // exp(x) where x or the result has 16 bits of type T, within 3 + 5/4·|x| ulp of f32, which x, rounded
 // to 16 bits, is off a thousand times over: exp(x) = 2^t, the fraction of t by a polynomial of degree
@@ -348,8 +381,7 @@ HWY_INLINE VF exp_for(DF d, T, VF x) {
 #if HWY_TARGET == HWY_AVX3
   const VF f{_mm512_reduce_ps(t.raw, 1)};  // t − floor(t), 0 for an infinity
 #else
-  // NaN must be the second operand, the one these return.
-  t = hn::Min(hn::Set(d, 130.0F), hn::Max(hn::Set(d, -152.0F), t));
+  t = not_above(hn::Set(d, 130.0F), not_below(hn::Set(d, -152.0F), t));
   const VF n = hn::Floor(t);
   const VF f = hn::Sub(t, n);
 #endif
