@@ -7,6 +7,8 @@
 
 namespace {
 std::atomic<std::uint64_t> count{0};
+// What a plain new promises. On macOS that is more than the alignment of std::max_align_t.
+constexpr std::size_t kPlain = __STDCPP_DEFAULT_NEW_ALIGNMENT__;
 
 void* try_counted(std::size_t bytes, std::size_t alignment) noexcept {
   count.fetch_add(1, std::memory_order_relaxed);
@@ -27,12 +29,12 @@ std::uint64_t allocations() { return count.load(std::memory_order_relaxed); }
 
 // Every form that allocates: one left to the C++ library would be freed here, which is not its
 // partner. The array forms call these.
-void* operator new(std::size_t bytes) { return counted(bytes, alignof(std::max_align_t)); }
+void* operator new(std::size_t bytes) { return counted(bytes, kPlain); }
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
   return counted(bytes, static_cast<std::size_t>(alignment));
 }
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
-  return try_counted(bytes, alignof(std::max_align_t));
+  return try_counted(bytes, kPlain);
 }
 void* operator new(std::size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
   return try_counted(bytes, static_cast<std::size_t>(alignment));

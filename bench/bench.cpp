@@ -4,34 +4,38 @@
 #include <cmath>
 #include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <ostream>
-#include <regex>
 
 #include "allocations.h"
+#include "cases/bench_case.h"
 #include "floor.h"
+#include "formats/regex.h"
 #include "measure.h"
 #include "mlxtape/core/threads.h"
 #include "mlxtape/ops/softmax.h"
 #include "peers.h"
-#include "support/bench_list.h"
 
 namespace mlxtape::bench {
 
 namespace {
 
-using nlohmann::json;
-using test::BenchCase;
+using formats::Regex;
 
 constexpr int kRounds = 4;  // each contender's time is cut into this many turns
 
-std::regex compiled(const std::string& filter) {
+Regex compiled(const std::string& filter) {
   try {
-    return std::regex(filter.empty() ? ".*" : filter);
-  } catch (const std::regex_error& e) {
+    return Regex(filter.empty() ? ".*" : filter);
+  } catch (const Error& e) {
     throw Error(Errc::kArgument, "bench: the filter must be a regular expression, got '" + filter +
                                      "': " + e.what());
   }
+}
+
+bool matches(const Regex& wanted, const std::string& name) {
+  std::vector<Regex::Match> found;
+  wanted.find_all(name, found);
+  return !found.empty();
 }
 
 void empty_kernel(const KernelCall&) {}
@@ -122,12 +126,12 @@ class Row {
     return nullptr;
   }
 
-  void ask(Peers& peers, double seconds, json& row) const {
-    for (const auto& [peer, times] : peers.measure(request(seconds))) {
-      row["peers"][peer] = median(times);
-    }
+  // A row that was measured, now with the peers' times.
+  Json ask(Peers& peers, double seconds, Json row) const {
+    row.set("peers", medians(peers.measure(request(seconds))));
+    return row;
   }
-  json measure(CommandEncoder& encoder, const BenchConfig& config, Peers* peers, double gbps) {
+  Json measure(CommandEncoder& encoder, const BenchConfig& config, Peers* peers, double gbps) {
     return encoder.device().limits().host_visible ? measure_here(encoder, config, peers)
                                                   : measure_queued(encoder, config, gbps);
   }
@@ -135,13 +139,13 @@ class Row {
  private:
   // A device with a queue: a graph of calls over so many sets of inputs and outputs that no cache
   // holds one from its last turn, replayed. The floor is the bytes at the speed of a large copy.
-  json measure_queued(CommandEncoder& encoder, const BenchConfig& config, double gbps) {
+  Json measure_queued(CommandEncoder& encoder, const BenchConfig& config, double gbps) {
     constexpr std::size_t kCold = std::size_t{256} << 20;  // five times the cache of an H200
     constexpr double kGraphUs = 3000;                      // of one graph, at the floor
     constexpr double kSampleUs = 10000;  // the launch and the wait, about 10 us, are in it
     Device& device = encoder.device();
     const std::size_t in_use = device.memory().stats().current;
-    std::vector<test::BenchCall> sets{case_->prepare(encoder)};
+    std::vector<BenchCall> sets{case_->prepare(encoder)};
     device.memory().reset_peak();
     sets[0]();
     const std::size_t held = device.memory().stats().peak - in_use;
@@ -183,9 +187,9 @@ class Row {
     return report(ours, {floor_us}, host, news, held, {});
   }
 
-  json measure_here(CommandEncoder& encoder, const BenchConfig& config, Peers* peers) {
+  Json measure_here(CommandEncoder& encoder, const BenchConfig& config, Peers* peers) {
     Device& device = encoder.device();
-    const test::BenchCall call = case_->prepare(encoder);
+    const BenchCall call = case_->prepare(encoder);
     call();
     const Floor floor(device, case_->read_bytes, case_->read_streams, case_->write_bytes,
                       case_->write_streams);
@@ -212,10 +216,16 @@ class Row {
     return report(ours, bare, host, news, held, theirs);
   }
 
-  json report(const std::vector<double>& ours, const std::vector<double>& bare,
+  static Json medians(const Samples& samples) {
+    Json all = Json::Object{};
+    for (const auto& [peer, times] : samples) all.set(peer, median(times));
+    return all;
+  }
+
+  Json report(const std::vector<double>& ours, const std::vector<double>& bare,
               const std::vector<double>& host, std::uint64_t news, std::size_t held,
               const Samples& theirs) const {
-    json row = {
+    Json row = Json::Object{
         {"op", op_},
         {"pass", case_->pass},
         {"shape", case_->shape},
@@ -226,12 +236,13 @@ class Row {
         {"percent", 100 * median(bare) / median(ours)},
         {"gbps", static_cast<double>(case_->read_bytes + case_->write_bytes) / median(ours) / 1e3},
         {"host_us", median(host)},
-        {"allocations", news},
-        {"peak_bytes", held}};
-    if (!case_->form.empty()) row["form"] = case_->form;
-    if (case_->flops != 0) row["gflops"] = static_cast<double>(case_->flops) / median(ours) / 1e3;
-    row["peers"] = json::object();
-    for (const auto& [peer, times] : theirs) row["peers"][peer] = median(times);
+        {"allocations", count(news)},
+        {"peak_bytes", count(held)}};
+    if (!case_->form.empty()) row.set("form", case_->form);
+    if (case_->flops != 0) {
+      row.set("gflops", static_cast<double>(case_->flops) / median(ours) / 1e3);
+    }
+    row.set("peers", medians(theirs));
     return row;
   }
 
@@ -239,13 +250,13 @@ class Row {
     return static_cast<std::size_t>(case_->read_bytes + case_->write_bytes);
   }
   std::string request(double seconds) const {
-    return json{{"op", op_},
-                {"form", case_->form},
-                {"pass", case_->pass},
-                {"shape", case_->shape},
-                {"dtype", name_of(case_->dtype)},
-                {"seconds", seconds},
-                {"threads", threads()}}
+    return Json(Json::Object{{"op", op_},
+                             {"form", case_->form},
+                             {"pass", case_->pass},
+                             {"shape", case_->shape},
+                             {"dtype", name_of(case_->dtype)},
+                             {"seconds", seconds},
+                             {"threads", threads()}})
         .dump();
   }
 
@@ -253,20 +264,22 @@ class Row {
   const BenchCase* case_;
 };
 
-void print_row(std::ostream& out, const std::string& name, const json& row) {
+void print_row(std::ostream& out, const std::string& name, const Json& row) {
+  const auto number = [&](const char* key) {
+    return row.find(key)->number();
+  };
   char line[256];
   std::snprintf(line, sizeof line, "%-52s %10.1f %10.1f %8.2f %6.0f %% %7.2f %6d", name.c_str(),
-                row["us"].get<double>(), row["best_us"].get<double>(), row["gbps"].get<double>(),
-                row["percent"].get<double>(), row["host_us"].get<double>(),
-                row["allocations"].get<int>());
+                number("us"), number("best_us"), number("gbps"), number("percent"),
+                number("host_us"), static_cast<int>(number("allocations")));
   out << line;
-  if (row.contains("gflops")) {
-    std::snprintf(line, sizeof line, " %8.1f GFLOP/s", row["gflops"].get<double>());
+  if (row.find("gflops") != nullptr) {
+    std::snprintf(line, sizeof line, " %8.1f GFLOP/s", number("gflops"));
     out << line;
   }
-  for (const auto& [peer, us] : row["peers"].items()) {
-    std::snprintf(line, sizeof line, "  %s %.1f (%.2fx)", peer.c_str(), us.get<double>(),
-                  us.get<double>() / row["us"].get<double>());
+  for (const auto& [peer, us] : row.find("peers")->object()) {
+    std::snprintf(line, sizeof line, "  %s %.1f (%.2fx)", peer.c_str(), us.number(),
+                  us.number() / number("us"));
     out << line;
   }
   out << std::endl;
@@ -275,16 +288,15 @@ void print_row(std::ostream& out, const std::string& name, const json& row) {
 }  // namespace
 
 void run_ops(Device& device, const BenchConfig& config, std::ostream& out) {
-  const std::regex wanted = compiled(config.filter);
+  const Regex wanted = compiled(config.filter);
   int rows = 0;
-  for (const test::BenchOp& op : test::bench_ops()) {
-    for (const BenchCase& bench : op.cases())
-      rows += std::regex_search(Row(op.name, bench).name(), wanted);
+  for (const BenchOp& op : bench_ops()) {
+    for (const BenchCase& bench : op.cases()) rows += matches(wanted, Row(op.name, bench).name());
   }
   if (rows == 0) {
     throw Error(Errc::kArgument, "bench: the filter must match a row, got '" + config.filter + "'");
   }
-  write_json(config.json_path, json::object());  // an hour later would be late to find out
+  Report report(device, config);
   const auto encoder = device.make_encoder();
   // On a GPU a second process, though idle, costs the first up to 9 %: peers come after us.
   const bool at_once = device.limits().host_visible;
@@ -295,48 +307,47 @@ void run_ops(Device& device, const BenchConfig& config, std::ostream& out) {
     }
   };
   start_peers(at_once);
-  json report = report_of(device, config);
-  report["backend"] = name_of(device.backend());
-  report["device"] = device.name();
-  report["copy_gbps"] = copy_gbps(*encoder);
-  report["empty_dispatch_us"] = empty_dispatch_us(*encoder);
-  report["graph_node_us"] = graph_node_us(*encoder);
-  for (const auto& [what, value] : device.details()) report["details"][what] = value;
+  const double gbps = copy_gbps(*encoder), dispatch_us = empty_dispatch_us(*encoder);
+  report.set("backend", name_of(device.backend()));
+  report.set("device", device.name());
+  report.set("copy_gbps", gbps);
+  report.set("empty_dispatch_us", dispatch_us);
+  report.set("graph_node_us", graph_node_us(*encoder));
+  Json details = Json::Object{};
+  for (const auto& [what, value] : device.details()) details.set(what, value);
+  report.set("details", std::move(details));
   char line[160];
   std::snprintf(line, sizeof line, "%s, %d threads, copy %.1f GB/s, empty dispatch %.3f us",
-                device.name().c_str(), threads(), report["copy_gbps"].get<double>(),
-                report["empty_dispatch_us"].get<double>());
+                device.name().c_str(), threads(), gbps, dispatch_us);
   out << line << "\n";
   std::snprintf(line, sizeof line, "%-52s %10s %10s %8s %8s %7s %6s  %s", "op pass shape dtype",
                 "us", "best us", "GB/s", "floor", "host us", "allocs",
                 "[arithmetic] peers: us (their time / ours)");
   out << line << std::endl;
-  for (const test::BenchOp& op : test::bench_ops()) {
+  for (const BenchOp& op : bench_ops()) {
     for (const BenchCase& bench : op.cases()) {
       Row row(op.name, bench);
-      if (!std::regex_search(row.name(), wanted)) continue;
+      if (!matches(wanted, row.name())) continue;
       if (const char* why = row.left_out(device)) {
         out << row.name() << ": left out, " << why << "\n";
         continue;
       }
-      const json result = row.measure(*encoder, config, peers.get(), report["copy_gbps"]);
+      Json result = row.measure(*encoder, config, peers.get(), gbps);
       print_row(out, row.name(), result);
-      report["rows"].push_back(result);
-      write_json(config.json_path, report);
+      report.add(std::move(result));
       device.memory().trim();
     }
   }
   start_peers(!at_once);
   if (peers == nullptr || at_once) return;
   std::size_t i = 0;
-  for (const test::BenchOp& op : test::bench_ops()) {
+  for (const BenchOp& op : bench_ops()) {
     for (const BenchCase& bench : op.cases()) {
       const Row row(op.name, bench);
-      if (!std::regex_search(row.name(), wanted) || row.left_out(device) != nullptr) continue;
-      json& result = report["rows"][i++];
-      row.ask(*peers, config.seconds, result);
+      if (!matches(wanted, row.name()) || row.left_out(device) != nullptr) continue;
+      Json result = row.ask(*peers, config.seconds, report.row(i));
       print_row(out, row.name(), result);
-      write_json(config.json_path, report);
+      report.replace(i++, std::move(result));
     }
   }
 }

@@ -3,21 +3,18 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "bench.h"
+#include "cases/random.h"
 #include "measure.h"
 #include "mlxtape/nn/delta_net.h"
 #include "mlxtape/nn/moe.h"
 #include "mlxtape/nn/self_attention.h"
-#include "support/bench_case.h"
 
 namespace mlxtape::bench {
 
 namespace {
-
-using nlohmann::json;
 
 constexpr std::int64_t kWidth = 2048;
 
@@ -28,7 +25,7 @@ class Maker {
 
   Tensor operator()(const Shape& shape) {
     const double deviation = 1 / std::sqrt(static_cast<double>(shape.back()));
-    Tensor t = tape_.watch(test::random_tensor(tape_.encoder(), shape, dtype_, ++seed_, deviation));
+    Tensor t = tape_.watch(random_tensor(tape_.encoder(), shape, dtype_, ++seed_, deviation));
     bytes += static_cast<std::int64_t>(t.size() * static_cast<std::int64_t>(size_of(dtype_)));
     return t;
   }
@@ -96,16 +93,16 @@ void run_layers(Device& device, const BenchConfig& config, const LayersConfig& l
   std::snprintf(line, sizeof line, "%-16s %12s %12s %12s %12s %12s", "layer", "fwd ms",
                 "fwd+bwd ms", "tokens/s", "weights MiB", "peak MiB");
   out << line << std::endl;
-  json report = report_of(device, config);
-  report["tokens"] = layers.tokens;
-  report["dtype"] = name_of(layers.dtype);
+  Report report(device, config);
+  report.set("tokens", layers.tokens);
+  report.set("dtype", name_of(layers.dtype));
   const Shape shape{1, layers.tokens, kWidth};
   const auto show = [&](const std::string& name, const std::function<Layer(Tape&, Maker&)>& build) {
     Tape tape(*encoder);
     Maker make(tape, layers.dtype);
     const Layer layer = build(tape, make);
-    const Tensor x = tape.watch(test::random_tensor(*encoder, shape, layers.dtype, 101));
-    const Tensor dy = test::random_tensor(*encoder, shape, layers.dtype, 102);
+    const Tensor x = tape.watch(random_tensor(*encoder, shape, layers.dtype, 101));
+    const Tensor dy = random_tensor(*encoder, shape, layers.dtype, 102);
     const auto forward = [&] {
       const Tape::NoGrad off(tape);
       static_cast<void>(layer(x));
@@ -130,12 +127,11 @@ void run_layers(Device& device, const BenchConfig& config, const LayersConfig& l
                   static_cast<double>(make.bytes) / (1 << 20),
                   static_cast<double>(peak) / (1 << 20));
     out << line << std::endl;
-    report["rows"].push_back({{"layer", name},
-                              {"fwd_us", median(once)},
-                              {"fwd_bwd_us", us},
-                              {"weight_bytes", make.bytes},
-                              {"peak_bytes", peak}});
-    write_json(config.json_path, report);
+    report.add(Json::Object{{"layer", name},
+                            {"fwd_us", median(once)},
+                            {"fwd_bwd_us", us},
+                            {"weight_bytes", make.bytes},
+                            {"peak_bytes", count(peak)}});
   };
   show("delta_net", delta_net);
   show("self_attention", self_attention);

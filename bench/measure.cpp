@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <ctime>
-#include <nlohmann/json.hpp>
 
 #include "mlxtape/base/files.h"
 #include "mlxtape/core/threads.h"
@@ -40,18 +39,31 @@ std::string today() {
   return text;
 }
 
-nlohmann::json report_of(const Device& device, const BenchConfig& config) {
-  return {{"schema", 1},
-          {"machine", device.name()},
-          {"commit", config.commit},
-          {"command", config.command},
-          {"date", today()},
-          {"threads", threads()},
-          {"rows", nlohmann::json::array()}};
+Report::Report(const Device& device, const BenchConfig& config) : path_(config.json_path) {
+  write();  // an hour later would be late to find out
+  head_ = Json::Object{{"schema", 1},
+                       {"machine", device.name()},
+                       {"commit", config.commit},
+                       {"command", config.command},
+                       {"date", today()},
+                       {"threads", threads()}};
 }
 
-void write_json(const std::string& path, const nlohmann::json& report) {
-  if (!path.empty()) write_whole(path, report.dump(1) + "\n", "bench");
+void Report::add(Json row) {
+  rows_.push_back(std::move(row));
+  write();
+}
+
+void Report::replace(std::size_t row, Json with) {
+  rows_[row] = std::move(with);
+  write();
+}
+
+void Report::write() const {
+  if (path_.empty()) return;
+  Json all = head_;
+  all.set("rows", rows_);
+  write_whole(path_, all.dump(1, true) + "\n", "bench");
 }
 
 }  // namespace mlxtape::bench

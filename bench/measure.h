@@ -3,11 +3,11 @@
 
 #include <chrono>
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "bench.h"
+#include "mlxtape/formats/json.h"
 
 namespace mlxtape::bench {
 
@@ -23,8 +23,26 @@ void sample(const std::function<void()>& call, double seconds, std::vector<doubl
 
 std::string today();
 
-// What every report says of where it comes from, and no rows yet.
-nlohmann::json report_of(const Device& device, const BenchConfig& config);
-void write_json(const std::string& path, const nlohmann::json& report);  // nowhere if path is empty
+using formats::Json;
+
+// Bytes and other counts, as JSON has them.
+inline Json count(std::size_t n) { return static_cast<std::int64_t>(n); }
+
+// What config.json_path gets, where it names a file: where the results come from, and the rows so far.
+class Report {
+ public:
+  Report(const Device& device, const BenchConfig& config);
+
+  void set(std::string_view key, Json value) { head_.set(key, std::move(value)); }
+  void add(Json row);  // and writes
+  void replace(std::size_t row, Json with);
+  const Json& row(std::size_t i) const { return rows_[i]; }
+  void write() const;
+
+ private:
+  std::string path_;
+  Json head_ = Json::Object{};
+  Json::Array rows_;
+};
 
 }  // namespace mlxtape::bench

@@ -1,7 +1,6 @@
 // A whole model: a training step's forward and backward pass, reading a prompt, and tokens one by one.
 #include <cstdio>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 #include <ostream>
@@ -16,8 +15,6 @@
 namespace mlxtape::bench {
 
 namespace {
-
-using nlohmann::json;
 
 // Shapes to measure, as their config.json.
 const std::vector<std::pair<std::string, const char*>>& shapes() {
@@ -190,21 +187,22 @@ void run_model(Device& device, const BenchConfig& config, const ModelConfig& how
   std::snprintf(line, sizeof line, "%-24s %10s %12s %14s %12s", "what", "tokens", "ms", "tokens/s",
                 "peak GiB");
   out << line << std::endl;
-  json report = report_of(device, config);
-  report["model"] = how.model;
-  report["dtype"] = name_of(model.dtype());
-  report["bits"] = how.bits;
-  report["parameters"] = numbers;
-  report["weight_bytes"] = bytes;
+  Report report(device, config);
+  report.set("model", how.model);
+  report.set("dtype", name_of(model.dtype()));
+  report.set("bits", how.bits);
+  report.set("parameters", numbers);
+  report.set("weight_bytes", count(bytes));
   const auto show = [&](const Row& row) {
     std::snprintf(line, sizeof line, "%-24s %10lld %12.2f %14.1f %12.2f", row.what.c_str(),
                   static_cast<long long>(row.tokens), row.us / 1e3,
                   static_cast<double>(row.tokens) / row.us * 1e6,
                   static_cast<double>(row.peak) / (1 << 30));
     out << line << std::endl;
-    report["rows"].push_back(
-        {{"what", row.what}, {"tokens", row.tokens}, {"us", row.us}, {"peak_bytes", row.peak}});
-    write_json(config.json_path, report);
+    report.add(Json::Object{{"what", row.what},
+                            {"tokens", row.tokens},
+                            {"us", row.us},
+                            {"peak_bytes", count(row.peak)}});
   };
   Measured measured(*encoder, model, config.seconds);
   if (how.train) {

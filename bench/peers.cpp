@@ -8,9 +8,9 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "mlxtape/base/error.h"
+#include "mlxtape/formats/json.h"
 
 namespace mlxtape::bench {
 
@@ -80,21 +80,20 @@ Samples Peers::measure(const std::string& request) {
   std::fprintf(to_, "%s\n", request.c_str());
   std::fflush(to_);
   const std::string line = answer();
-  const auto json = nlohmann::json::parse(line, nullptr, false);
   const auto wrong = [&] {
     return Error(Errc::kIo, "peers: a line {\"name\": [microseconds, ...]} per request, got '" +
                                 line + "'; run the peers script alone to see its own error");
   };
-  if (!json.is_object()) throw wrong();
-  Samples samples;
-  for (const auto& [name, values] : json.items()) {
-    if (!values.is_array()) throw wrong();
-    for (const auto& value : values) {
-      if (!value.is_number()) throw wrong();
-      samples[name].push_back(value.get<double>());
+  try {
+    Samples samples;
+    const formats::Json all = formats::Json::parse(line, "peers");
+    for (const auto& [name, times] : all.object()) {
+      for (const formats::Json& time : times.array()) samples[name].push_back(time.number());
     }
+    return samples;
+  } catch (const Error&) {
+    throw wrong();
   }
-  return samples;
 }
 
 }  // namespace mlxtape::bench

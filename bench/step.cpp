@@ -2,20 +2,17 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "allocations.h"
 #include "bench.h"
+#include "cases/small_model.h"
 #include "measure.h"
 #include "mlxtape/core/arena.h"
-#include "support/small_model.h"
 
 namespace mlxtape::bench {
 
 namespace {
-
-using nlohmann::json;
 
 struct Timed {
   std::vector<double> whole, host;  // us; host: until the last call of the step has returned
@@ -40,13 +37,13 @@ Timed run_for(CommandEncoder& encoder, double seconds, const std::function<void(
 void run_step(Device& device, const BenchConfig& config, const StepConfig& model_config,
               std::ostream& out) {
   const auto encoder = device.make_encoder();
-  test::SmallModelConfig shape;
+  SmallModelConfig shape;
   shape.vocab = model_config.vocab;
   shape.width = model_config.width;
   shape.hidden = model_config.hidden;
   shape.layers = model_config.layers;
   shape.dtype = model_config.dtype;
-  test::SmallModel model(*encoder, shape, 1);
+  SmallModel model(*encoder, shape, 1);
   const std::int64_t rows = 1;
   std::vector<std::int32_t> tokens(static_cast<std::size_t>(rows * model_config.tokens));
   for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -67,11 +64,11 @@ void run_step(Device& device, const BenchConfig& config, const StepConfig& model
                 "allocs", "peak MiB");
   out << line << std::endl;
 
-  json report = report_of(device, config);
-  report["parameters"] = model.parameters();
-  report["dtype"] = name_of(shape.dtype);
-  report["layers"] = shape.layers;
-  report["tokens"] = model_config.tokens;
+  Report report(device, config);
+  report.set("parameters", model.parameters());
+  report.set("dtype", name_of(shape.dtype));
+  report.set("layers", shape.layers);
+  report.set("tokens", model_config.tokens);
   const bool queued = !device.limits().host_visible;
   const auto show = [&](const char* name, const std::function<void()>& step) {
     step();
@@ -96,14 +93,13 @@ void run_step(Device& device, const BenchConfig& config, const StepConfig& model
     std::snprintf(line, sizeof line, " %8llu %10.1f", static_cast<unsigned long long>(news),
                   static_cast<double>(peak) / (1 << 20));
     out << line << std::endl;
-    report["rows"].push_back({{"step", name},
-                              {"us", us},
-                              {"best_us", best(timed.whole)},
-                              {"host_us", host},
-                              {"host_percent", 100 * host / us},
-                              {"allocations", news},
-                              {"peak_bytes", peak}});
-    write_json(config.json_path, report);
+    report.add(Json::Object{{"step", name},
+                            {"us", us},
+                            {"best_us", best(timed.whole)},
+                            {"host_us", host},
+                            {"host_percent", 100 * host / us},
+                            {"allocations", count(news)},
+                            {"peak_bytes", count(peak)}});
   };
   show("one kernel at a time", [&] { model.step(ids, targets); });
   Arena arena(device.memory());
@@ -130,9 +126,9 @@ void run_step(Device& device, const BenchConfig& config, const StepConfig& model
   std::snprintf(line, sizeof line, "without launches: %.1f us a step, %.2f us a node of %.0f",
                 median(host), median(host) / nodes, nodes);
   out << line << std::endl;
-  report["unlaunched_us"] = median(host);
-  report["nodes"] = model.nodes();
-  write_json(config.json_path, report);
+  report.set("unlaunched_us", median(host));
+  report.set("nodes", count(model.nodes()));
+  report.write();
 }
 
 }  // namespace mlxtape::bench

@@ -1,9 +1,30 @@
 // Inputs as kernels take them.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+
 #include "mlxtape/core/encoder.h"
 
 namespace mlxtape::ops {
+
+// Whether t begins where kernels for 16-bit numbers can read it 16 bytes at a time: anywhere but on CUDA. Memory of a
+// device does, a view may not.
+inline bool begins_a_pack(const Tensor& t) {
+  return t.backend() != Backend::kCuda || size_of(t.dtype()) != 2 ||
+         reinterpret_cast<std::uintptr_t>(t.data()) % 16 == 0;
+}
+
+// t without gaps, and beginning so; a copy where it is not. With it the address decides neither which kernel runs nor,
+// by that, in which order sums are made.
+inline Tensor in_packs(CommandEncoder& encoder, const Tensor& t) {
+  const Tensor dense = encoder.contiguous(t);
+  if (begins_a_pack(dense)) return dense;
+  Tensor copy = encoder.empty_like(dense);
+  encoder.copy(dense, copy);
+  return copy;
+}
 
 inline Tensor contiguous_or_absent(CommandEncoder& encoder, const Tensor& t) {
   return t.defined() ? encoder.contiguous(t) : t;
@@ -19,6 +40,19 @@ inline Tensor heads_of(CommandEncoder& encoder, const Tensor& t, std::int64_t (&
   strides[1] = rows.strides()[rank - 3];
   strides[2] = rows.strides()[rank - 2];
   return rows;
+}
+
+// The same for kernels that read heads of whole packs of 16-bit numbers in packs: a copy also where they could not.
+inline Tensor heads_in_packs(CommandEncoder& encoder, const Tensor& t, std::int64_t (&strides)[3]) {
+  Tensor rows = heads_of(encoder, t, strides);
+  const bool has_packs =
+      t.backend() == Backend::kCuda && size_of(t.dtype()) == 2 && t.shape().back() % 8 == 0;
+  const bool all_whole = std::all_of(std::begin(strides), std::end(strides),
+                                     [](std::int64_t stride) { return stride % 8 == 0; });
+  if (!has_packs || (all_whole && begins_a_pack(rows))) return rows;
+  const Tensor copy = encoder.empty_like(rows);
+  encoder.copy(rows, copy);
+  return heads_of(encoder, copy, strides);
 }
 
 }  // namespace mlxtape::ops

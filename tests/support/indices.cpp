@@ -16,15 +16,4 @@ std::vector<double> random_indices(Noise& noise, std::int64_t n, std::int64_t le
   return v;
 }
 
-Tensor random_ids(CommandEncoder& encoder, const Shape& shape, std::int64_t length) {
-  Noise noise(7);
-  std::vector<std::int32_t> ids;
-  for (std::int64_t i = 0; i < count_of(shape); ++i) {
-    ids.push_back(static_cast<std::int32_t>(noise.below(length)));
-  }
-  const Tensor t = encoder.empty(shape, DType::kI32);
-  encoder.upload(ids.data(), t.bytes(), t);
-  return t;
-}
-
 }  // namespace mlxtape::test

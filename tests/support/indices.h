@@ -16,7 +16,4 @@ inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }  /
 // few outside.
 std::vector<double> random_indices(Noise& noise, std::int64_t n, std::int64_t length, DType type);
 
-// i32 in [0, length), the same on every run.
-Tensor random_ids(CommandEncoder& encoder, const Shape& shape, std::int64_t length);
-
 }  // namespace mlxtape::test

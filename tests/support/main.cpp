@@ -1,6 +1,7 @@
-// main of the test programs: GoogleTest's flags and --cpu-target=NAME, which runs the CPU kernels
-// with no better instruction set than NAME: "best" does not limit it, "baseline" is the least one.
-// Exit 77: not on this machine. A test that takes longer than MLXTAPE_TEST_SECONDS (600) is taken to
+// main of the test programs, and so of mlxtape-selftest: GoogleTest's flags, --threads=N and
+// --cpu-target=NAME, which runs the CPU kernels with no better instruction set than NAME: "best" does
+// not limit it, "baseline" is the least one. Exit 77: not on this machine; 2: called wrongly, also with
+// a filter that no test matches. A test that takes longer than MLXTAPE_TEST_SECONDS (600) is taken to
 // hang, which a wrong GPU kernel does: the program ends with its name and exit 3.
 #include <gtest/gtest.h>
 
@@ -14,6 +15,7 @@
 #include <thread>
 
 #include "backends/cpu/targets.h"
+#include "mlxtape/core/threads.h"
 
 namespace {
 
@@ -65,25 +67,35 @@ class Watchdog : public testing::EmptyTestEventListener {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  const std::string flag = "--cpu-target=";
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
-    if (arg.rfind(flag, 0) != 0) {
+    const auto is = [&](const char* flag) {
+      return arg.rfind(flag, 0) == 0;
+    };
+    const std::string value = arg.substr(arg.find('=') + 1);
+    if (is("--threads=")) {
+      mlxtape::set_threads(std::atoi(value.c_str()));
+    } else if (!is("--cpu-target=")) {
       std::fprintf(stderr, "unknown argument %s\n", argv[i]);
       return 2;
+    } else if (value != "best") {
+      const auto names = mlxtape::cpu::available_targets();
+      const std::string target = value == "baseline" ? names.back() : value;
+      if (std::find(names.begin(), names.end(), target) == names.end()) {
+        std::printf("skipped: this machine or build has no %s\n", target.c_str());
+        return 77;
+      }
+      mlxtape::cpu::limit_target(target);
     }
-    std::string target = arg.substr(flag.size());
-    if (target == "best") continue;
-    const auto names = mlxtape::cpu::available_targets();
-    if (target == "baseline") target = names.back();
-    if (std::find(names.begin(), names.end(), target) == names.end()) {
-      std::printf("skipped: this machine or build has no %s\n", target.c_str());
-      return 77;
-    }
-    mlxtape::cpu::limit_target(target);
   }
   const char* seconds = std::getenv("MLXTAPE_TEST_SECONDS");
   testing::UnitTest::GetInstance()->listeners().Append(
       new Watchdog(seconds != nullptr ? std::atof(seconds) : 600));
-  return RUN_ALL_TESTS();
+  const int status = RUN_ALL_TESTS();
+  if (testing::UnitTest::GetInstance()->test_to_run_count() == 0) {
+    std::fprintf(stderr, "the filter must match a test, got '%s'\n",
+                 testing::GTEST_FLAG(filter).c_str());
+    return 2;
+  }
+  return status;
 }

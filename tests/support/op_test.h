@@ -9,11 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "cases/random.h"
 #include "mlxtape/core/encoder.h"
-#include "support/bench_case.h"
 #include "support/oracle.h"
 
 namespace mlxtape::test {
+
+using bench::random_tensor;
 
 class OnDevice : public testing::TestWithParam<Backend> {
  protected:

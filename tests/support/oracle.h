@@ -9,9 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "cases/random.h"
 #include "mlxtape/base/dtype.h"
 
 namespace mlxtape::test {
+
+using bench::Noise;
 
 // value: the exact result, in double. scale: the same formula with every term made positive,
 // i.e. how large the numbers were that had to cancel to give value.
@@ -49,25 +52,6 @@ void expect_close(const std::string& what, const std::vector<double>& got, const
 constexpr double kBlur = 0x1p-21;
 Refs blurred(const std::vector<double>& exact, const std::vector<std::vector<double>>& tries,
              std::int64_t row, DType stored);
-
-// Small deterministic generator: the same data on every platform.
-class Noise {
- public:
-  explicit Noise(std::uint64_t seed) : state_(seed * 2 + 1) {
-    for (int i = 0; i < 4; ++i) bits();
-  }
-  double next() { return static_cast<double>(bits() >> 11U) * 0x1p-52 - 1; }  // [-1, 1)
-  std::int64_t below(std::int64_t n) {                                        // [0, n)
-    return static_cast<std::int64_t>((bits() >> 20U) % static_cast<std::uint64_t>(n));
-  }
-
- private:
-  std::uint64_t bits() {
-    state_ = state_ * 6364136223846793005ULL + 1442695040888963407ULL;
-    return state_ ^ (state_ >> 29U);
-  }
-  std::uint64_t state_;
-};
 
 // v as the device will see it once it is stored.
 double round_to(DType t, double v);

@@ -13,7 +13,8 @@
 //            mask: [B, H, T, S], each axis but the last may be 1; sinks: [H]; lse: [B, T, H]. Packed: no axis B,
 //            and sequence_starts [N+1]: sequence n is the queries sequence_starts[n] to sequence_starts[n+1], and
 //            the keys by key_starts, or the same. q, k, v may be views whose channels lie side by side, others are
-//            copied first. Saved for backward: q, k, v, y, lse.
+//            copied first; so are, on CUDA in 16 bits with D and Dv multiples of 8, views whose heads do not all begin
+//            at multiples of 16 bytes, and such a dy. Saved for backward: q, k, v, y, lse.
 // Types      q, k, v, y: f32, f16, bf16, all alike; mask: bool, f32 or the type of q; sinks, lse: f32; starts: i32,
 //            i64. Sums are f32, each result is rounded once; p and ds are f32, on CUDA in 16 bits those types.
 // Cost       2·(D + Dv) operations for each query, head and key that counts, backward 6·D + 4·Dv. Nothing of size

@@ -15,7 +15,9 @@
 // Cost       forward 6·H·I operations for each pair, backward 12. On the CPU weights are read once for each 128 pairs
 //            of their expert, and nothing of size [T·k, H] is stored; on CUDA it is scratch.
 // Limits     1 ≤ E ≤ 1024, 1 ≤ k ≤ 64, T·k < 2^32. offsets must be those of indices: pairs are put by the indices,
-//            of which one past E counts as nothing. Nothing waits for the counts.
+//            of which one past E counts as nothing. Nothing waits for the counts. On CUDA in 16 bits views of x, dy and
+//            the weights that do not begin at a multiple of 16 bytes are copied first, at every call: the results have
+//            the same bits, at the cost of reading and writing them once more and of memory for the copies.
 #pragma once
 
 #include "mlxtape/base/error.h"

@@ -18,7 +18,9 @@
 //            Saved for backward: a, b, and with an activation z, which costs as much as y.
 // Types      a, b, bias and their gradients: one of f32, f16, bf16. y, z, residual: that type, or
 //            f32 with out_dtype. Products and sums are f32, f32 inputs in full. The result is rounded
-//            once; with an activation twice, because z may be. dz has the type of a.
+//            once; with an activation twice, because z may be. dz has the type of a. On CUDA cuBLASLt chooses
+//            the order of sums by sizes, strides and the alignment of addresses: the same bits on every run, not for
+//            views of the same numbers that begin elsewhere.
 // Cost       2·M·N·K flop forward, twice that backward; bound by memory below about 16 rows or
 //            columns on a CPU, about 300 on a GPU. With an activation backward also reads dy and z
 //            and writes dz.

@@ -87,9 +87,9 @@ Call call_of(CommandEncoder& encoder, const Tensor& q, const Tensor& k, const Te
   args.key_heads = b.heads;
   args.dim = a.channels;
   args.value_dim = v.shape().back();
-  call.q = heads_of(encoder, q, args.q);
-  call.k = heads_of(encoder, k, args.k);
-  call.v = heads_of(encoder, v, args.v);
+  call.q = heads_in_packs(encoder, q, args.q);
+  call.k = heads_in_packs(encoder, k, args.k);
+  call.v = heads_in_packs(encoder, v, args.v);
   args.scale = static_cast<float>(options.scale == 0 ? 1 / std::sqrt(static_cast<double>(args.dim))
                                                      : options.scale);
   args.causal = options.causal ? 1 : 0;
@@ -213,7 +213,7 @@ AttentionGradients attention_backward(CommandEncoder& encoder, const Tensor& q, 
   require(attention_backward_check(q, k, v, result, dy, options));
   const Call c = call_of(encoder, q, k, v, options);
   const Tensor y = encoder.contiguous(result.y), lse = encoder.contiguous(result.lse);
-  const Tensor dy_rows = encoder.contiguous(dy);
+  const Tensor dy_rows = in_packs(encoder, dy);
   AttentionGradients grads{encoder.empty_like(q), encoder.empty_like(k), encoder.empty_like(v), {}};
   if (options.sinks.defined()) grads.d_sinks = encoder.empty_like(options.sinks);
   if (grads.dq.size() + grads.dk.size() != 0) {

@@ -161,10 +161,11 @@ HWY_INLINE void transpose(const float* from, std::int64_t from_pitch, std::int64
   }
 }
 
+// NaN is passed over; the sum of exponentials has it.
 HWY_INLINE float row_max(const float* x, std::int64_t n) {
   const DF d;
   VF most = hn::Set(d, kNever);
-  each_vector(n, [&](std::int64_t i) HWY_ATTR { most = hn::Max(most, hn::LoadU(d, x + i)); });
+  each_vector(n, [&](std::int64_t i) HWY_ATTR { most = largest(most, hn::LoadU(d, x + i)); });
   return max_lanes(d, most);
 }
 // x = exp(x − shift); their sum.

@@ -699,56 +699,40 @@ TEST_P(Attention, SameBitsOnEveryRun) {
   }
 }
 
+// Heads of each set of kernels, from the beginning of memory, behind it, and with gaps between them.
+TEST_P(Attention, SameBitsAtAnyAddress) {
+  const DType dtype = DType::kBF16;
+  for (const std::int64_t dim : {64, 128}) {
+    const Case c{{{40, 70}}, 2, 1, dim, dim, true};
+    const Data data = data_of(c, dtype, 5);
+    const AttentionOptions options = options_of(c, data, dtype);
+    const auto run = [&](const auto& up) {
+      const Tensor q = up(data.in[kQ], c.shape(false, 2, dim)),
+                   k = up(data.in[kK], c.shape(true, 1, dim)),
+                   v = up(data.in[kV], c.shape(true, 1, dim)),
+                   dy = up(data.dy, c.shape(false, 2, dim));
+      const auto r = ops::attention(encoder(), q, k, v, options);
+      const auto g = ops::attention_backward(encoder(), q, k, v, r, dy, options);
+      return Arrays{download(r.y), download(r.lse), download(g.dq), download(g.dk), download(g.dv)};
+    };
+    const auto at_offset = [&](std::int64_t offset) {
+      return run([&, offset](const std::vector<double>& values, const Shape& shape) {
+        return upload(values, shape, dtype, offset);
+      });
+    };
+    const Arrays want = at_offset(0);
+    for (const std::int64_t offset : {1, 4}) EXPECT_EQ(at_offset(offset), want) << dim;
+    const auto with_gaps = [&](const std::vector<double>& values, const Shape& shape) {
+      const Tensor wide = encoder().empty({shape[0], shape[1], shape[2], dim + 1}, dtype);
+      const Tensor view = wide.slice(3, 0, dim);
+      encoder().copy(upload(values, shape, dtype), view);
+      return view;
+    };
+    EXPECT_EQ(run(with_gaps), want) << dim;
+  }
+}
+
 MT_ON_EVERY_BACKEND(Attention);
 
 }  // namespace
-
-namespace {
-
-void add_bench_cases(std::vector<BenchCase>& cases, std::int64_t tokens, std::int64_t heads,
-                     std::int64_t key_heads, std::int64_t dim, DType dtype) {
-  const auto element = static_cast<std::int64_t>(size_of(dtype));
-  const std::int64_t rows = tokens * heads * dim * element;
-  const std::int64_t keys = tokens * key_heads * dim * element;
-  const std::int64_t products = tokens * (tokens + 1) / 2 * heads * dim * 2;
-  const auto prepare = [=](bool back) {
-    return [=](CommandEncoder& encoder) -> BenchCall {
-      const Tensor q = random_tensor(encoder, {1, tokens, heads, dim}, dtype, 1);
-      const Tensor k = random_tensor(encoder, {1, tokens, key_heads, dim}, dtype, 2);
-      const Tensor v = random_tensor(encoder, {1, tokens, key_heads, dim}, dtype, 3);
-      AttentionOptions options;
-      options.causal = true;
-      if (!back) {
-        return [=, &encoder] {
-          static_cast<void>(ops::attention(encoder, q, k, v, options));
-        };
-      }
-      const auto result = ops::attention(encoder, q, k, v, options);
-      const Tensor dy = random_tensor(encoder, q.shape(), dtype, 4);
-      return [=, &encoder] {
-        static_cast<void>(ops::attention_backward(encoder, q, k, v, result, dy, options));
-      };
-    };
-  };
-  const std::string shape = std::to_string(tokens) + "x" + std::to_string(heads) + "x" +
-                            std::to_string(key_heads) + "x" + std::to_string(dim);
-  cases.push_back(
-      {"", "fwd", shape, dtype, rows + 2 * keys, rows, 3, 1, prepare(false), 2 * products});
-  cases.push_back({"", "bwd", shape, dtype, 3 * rows + 2 * keys, rows + 2 * keys, 5, 3,
-                   prepare(true), 5 * products});
-}
-
-}  // namespace
-
-std::vector<BenchCase> attention_bench_cases() {
-  std::vector<BenchCase> cases;
-  for (const std::int64_t tokens : {2048, 16384}) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      add_bench_cases(cases, tokens, 16, 2, 256, dtype);  // Qwen3-Next
-      add_bench_cases(cases, tokens, 16, 8, 128, dtype);  // Qwen3
-    }
-  }
-  return cases;
-}
-
 }  // namespace mlxtape::test

@@ -92,19 +92,19 @@ HWY_INLINE void weigh(std::int64_t count, std::int64_t columns, float* scores, f
                       float* sum) {
   const DF d;
   each_vector(columns, [&](std::int64_t c) HWY_ATTR {
-    VF largest = hn::Set(d, kNever), total = hn::Zero(d);
+    VF top = hn::Set(d, kNever), total = hn::Zero(d);
     for (std::int64_t i = 0; i < count; ++i) {
-      largest = hn::Max(largest, hn::LoadU(d, scores + i * columns + c));
+      top = largest(top, hn::LoadU(d, scores + i * columns + c));
     }
     // Where no key counts weights are 0, but for a NaN, which stays one.
-    const VF shift = hn::IfThenZeroElse(hn::Eq(largest, hn::Set(d, kNever)), largest);
+    const VF shift = hn::IfThenZeroElse(hn::Eq(top, hn::Set(d, kNever)), top);
     for (std::int64_t i = 0; i < count; ++i) {
       float* at = scores + i * columns + c;
       const VF weight = exp_f32(d, hn::Sub(hn::LoadU(d, at), shift));
       hn::StoreU(weight, d, at);
       total = hn::Add(total, weight);
     }
-    hn::StoreU(largest, d, most + c);
+    hn::StoreU(top, d, most + c);
     hn::StoreU(total, d, sum + c);
   });
 }

@@ -180,9 +180,10 @@ struct Forward {
   }
 };
 
+// A call for a block of rows is nothing beside its work, and the compiler has one copy of each to think about.
 template <int kTaps, int kR, bool kSilu, bool kStream, class T>
-void forward_block(const Forward<T>& f, const Sequence<T>& sequence, std::int64_t start,
-                   std::int64_t p) {
+HWY_NOINLINE void forward_block(const Forward<T>& f, const Sequence<T>& sequence,
+                                std::int64_t start, std::int64_t p) {
   const int taps = kTaps != 0 ? kTaps : static_cast<int>(f.args.taps);
   const std::size_t step = pair_lanes();
   constexpr std::int64_t kChannels = kTileBytes / static_cast<std::int64_t>(sizeof(T));
@@ -303,7 +304,7 @@ struct Piece {
   }
 
   template <int kTaps, int kR>
-  void make_dz() {
+  HWY_NOINLINE void make_dz() {
     const T* e[kR + kMostTaps - 1];
     const T* g[kR];
     Dz* to[kR];
@@ -323,7 +324,7 @@ struct Piece {
   }
 
   template <int kTaps, int kR, bool kStream, class D>
-  void make_de(std::int64_t p, const D* const* dz, const T* add) {
+  HWY_NOINLINE void make_de(std::int64_t p, const D* const* dz, const T* add) {
     const T* e[kR];
     T* out[kR];
     for (int r = 0; r < kR; ++r) {

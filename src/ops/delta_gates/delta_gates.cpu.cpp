@@ -43,7 +43,7 @@ HWY_INLINE Rate rate_of(DF d, const KernelCall& call, std::int64_t at, std::int6
 }
 HWY_INLINE VF softplus(DF d, VF z) {
   const VF small = exp_for(d, float(), hn::Or(z, hn::Set(d, -0.0F)));  // exp(−|z|)
-  return hn::Add(hn::Max(z, hn::Zero(d)), log1p_f32(d, small));
+  return hn::Add(not_below(hn::Zero(d), z), log1p_f32(d, small));
 }
 
 template <class T>

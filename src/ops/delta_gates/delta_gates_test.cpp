@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "support/nan.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -205,6 +206,24 @@ TEST_P(DeltaGates, SameBitsOnEveryRun) {
   });
 }
 
+TEST_P(DeltaGates, NaNStaysNaN) {
+  using Where = std::vector<std::size_t>;
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    const Tensor zeros = upload({0, 0, 0}, {3}, DType::kF32);
+    const Tensor ones = upload(std::vector<double>(6, 1), {2, 3}, DType::kF32);
+    const DeltaGatesInputs at{upload({1, NAN, 2, 3, 4, 5}, {2, 3}, dtype),
+                              upload({1, 2, NAN, 3, 4, 5}, {2, 3}, dtype), zeros, zeros};
+    const auto gates = ops::delta_gates(encoder(), at);
+    EXPECT_EQ(nans_of(download(gates.decay)), Where{1});
+    EXPECT_EQ(nans_of(download(gates.beta)), Where{2});
+    const auto grads = ops::delta_gates_backward(encoder(), at, ones, ones);
+    EXPECT_EQ(nans_of(download(grads.da)), Where{1});
+    EXPECT_EQ(nans_of(download(grads.db)), Where{2});
+    EXPECT_EQ(nans_of(download(grads.d_a_log)), Where{1});
+    EXPECT_EQ(nans_of(download(grads.d_dt_bias)), Where{1});
+  }
+}
+
 MT_ON_EVERY_BACKEND(DeltaGates);
 
 TEST(DeltaGatesCheck, SaysWhatIsWrong) {
@@ -240,33 +259,4 @@ TEST(DeltaGatesCheck, SaysWhatIsWrong) {
 }
 
 }  // namespace
-
-std::vector<BenchCase> delta_gates_bench_cases() {
-  std::vector<BenchCase> cases;
-  const std::int64_t tokens = 16384, heads = 32;  // Qwen3-Next
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const std::int64_t in = tokens * heads * static_cast<std::int64_t>(size_of(dtype));
-    const std::int64_t out = tokens * heads * 4;
-    const auto prepare = [=](bool back) {
-      return [=](CommandEncoder& encoder) -> BenchCall {
-        const DeltaGatesInputs at{random_tensor(encoder, {tokens, heads}, dtype, 1),
-                                  random_tensor(encoder, {tokens, heads}, dtype, 2),
-                                  random_tensor(encoder, {heads}, DType::kF32, 3),
-                                  random_tensor(encoder, {heads}, DType::kF32, 4)};
-        if (!back)
-          return [=, &encoder] {
-            static_cast<void>(ops::delta_gates(encoder, at));
-          };
-        const Tensor dd = random_tensor(encoder, {tokens, heads}, DType::kF32, 5);
-        return [=, &encoder] {
-          static_cast<void>(ops::delta_gates_backward(encoder, at, dd, dd));
-        };
-      };
-    };
-    cases.push_back({"", "fwd", "16384x32", dtype, 2 * in, 2 * out, 2, 2, prepare(false)});
-    cases.push_back({"", "bwd", "16384x32", dtype, 2 * in + 2 * out, 2 * in, 4, 2, prepare(true)});
-  }
-  return cases;
-}
-
 }  // namespace mlxtape::test

@@ -111,6 +111,15 @@ struct Inputs {
   }
 };
 
+// The first count of a vector's elements. A call: rare, and formulas are long.
+template <class T, int K, class Fn>
+HWY_NOINLINE VF map_part(const Inputs<T, K>& inputs, std::size_t i, std::size_t count,
+                         const Fn& fn) {
+  VF u[K];
+  inputs.part(DF(), i, count, u);
+  return apply<T>(fn, u, std::make_index_sequence<K>()).v;
+}
+
 template <bool kStream, class T, int K, class Fn>
 HWY_INLINE void map_piece(const Piece& piece, T* out, const Fn& fn) {
   const DF d;
@@ -124,11 +133,7 @@ HWY_INLINE void map_piece(const Piece& piece, T* out, const Fn& fn) {
         a = apply<T>(fn, u, kAll).v;
         b = apply<T>(fn, v, kAll).v;
       },
-      [&](std::size_t i, std::size_t count) HWY_ATTR {
-        VF u[K];
-        inputs.part(d, i, count, u);
-        return apply<T>(fn, u, kAll).v;
-      });
+      [&](std::size_t i, std::size_t count) HWY_ATTR { return map_part(inputs, i, count, fn); });
 }
 
 inline bool streams(const KernelCall& call, std::size_t element) {

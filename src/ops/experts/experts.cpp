@@ -4,6 +4,7 @@
 
 #include "experts_args.h"
 #include "ops/expect.h"
+#include "ops/views.h"
 
 namespace mlxtape::ops {
 
@@ -29,18 +30,18 @@ ExpertsArgs args_of(const Tensor& x, const ExpertRoute& route, const ExpertWeigh
   return {x.dim(0), route.indices.dim(1), weights.gate.dim(0), x.dim(1), weights.gate.dim(1)};
 }
 
-// What the kernels are given, without gaps.
+// What the kernels are given, without gaps, and what they multiply in packs.
 struct Dense {
   Tensor x, indices, scores, offsets, gate, up, down;
   Dense(CommandEncoder& encoder, const Tensor& rows, const ExpertRoute& route,
         const ExpertWeights& weights)
-      : x(encoder.contiguous(rows)),
+      : x(in_packs(encoder, rows)),
         indices(encoder.contiguous(route.indices)),
         scores(encoder.contiguous(route.scores)),
         offsets(encoder.contiguous(route.offsets)),
-        gate(encoder.contiguous(weights.gate)),
-        up(encoder.contiguous(weights.up)),
-        down(encoder.contiguous(weights.down)) {}
+        gate(in_packs(encoder, weights.gate)),
+        up(in_packs(encoder, weights.up)),
+        down(in_packs(encoder, weights.down)) {}
 };
 
 Shape hidden_shape(const ExpertsArgs& args) { return {args.tokens * args.chosen, 2, args.inner}; }
@@ -152,8 +153,8 @@ ExpertsGradients experts_backward(CommandEncoder& encoder, const Tensor& x,
   }
   if (nothing) return grads;
   const Dense in(encoder, x, route, weights);
-  const Tensor dy_rows = encoder.contiguous(dy);
-  const Tensor hidden = encoder.contiguous(result.hidden), order = encoder.contiguous(result.order);
+  const Tensor dy_rows = in_packs(encoder, dy);
+  const Tensor hidden = in_packs(encoder, result.hidden), order = encoder.contiguous(result.order);
   const Tensor d_hidden = encoder.empty(hidden_shape(args), x.dtype());
   const Tensor active = room_for_active(encoder, args, x.dtype());
   encoder.dispatch(kHiddenBack, x.dtype(), args,

@@ -442,28 +442,6 @@ void add_up(const ExpertsArgs& args, const Workspace& work, const ExpertsProduct
                static_cast<const unsigned*>(work.places), offsets, scores, to);
 }
 
-// a, or scores∘a where there are scores, for products of experts_half.h that follow one that was not there.
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    make_active(ExpertsArgs args, const T* hidden, const unsigned* order, const T* scores,
-                T* active) {
-  cuda::wait_turn();
-  const std::int64_t at = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const std::int64_t place = at / args.inner, i = at % args.inner;
-  if (place >= args.tokens * args.chosen) return;
-  const T* pair = hidden + place * 2 * args.inner + i;
-  float s;
-  const float a = silu<T>(cuda::widen(pair[0]), s) * cuda::widen(pair[args.inner]);
-  active[at] = cuda::narrow<T>(scores == nullptr ? a : cuda::widen(scores[order[place]]) * a);
-}
-template <class T>
-void keep_active(const ExpertsArgs& args, const T* hidden, const unsigned* order, const T* scores,
-                 T* active, cudaStream_t stream) {
-  if (products_for<T>(args, {}) == nullptr) return;
-  cuda::launch(make_active<T>, cuda::blocks_for(args.tokens * args.chosen * args.inner, kThreads),
-               kThreads, 0, 1, stream, args, hidden, order, scores, active);
-}
-
 std::size_t hidden_room(const void* opaque) {
   return tiles_bytes(*static_cast<const ExpertsArgs*>(opaque));
 }
@@ -477,8 +455,7 @@ void experts_hidden_fwd(const KernelCall& call) {
   const auto& args = call.as<ExpertsArgs>();
   const auto stream = static_cast<cudaStream_t>(call.queue);
   auto* tiles = static_cast<Tile*>(call.workspace);
-  const auto* by =
-      products_for<T>(args, {call.in[0], call.in[3], call.in[4], call.out[0], call.out[1]});
+  const auto* by = products_for<T>(args);
   list(args, by, call.input<unsigned>(2), tiles, stream);
   if (by != nullptr) {
     by->hidden_forward(args, tiles_of(args, tiles), call.input<T>(0), call.input<unsigned>(1),
@@ -490,8 +467,6 @@ void experts_hidden_fwd(const KernelCall& call) {
                cuda::Blocks(most_tiles(args), 2 * cuda::blocks_for(args.inner, kCols)), kThreads, 0,
                1, stream, args, static_cast<const Tile*>(tiles), call.input<T>(0),
                call.input<unsigned>(1), call.input<T>(3), call.input<T>(4), call.output<T>(0));
-  keep_active(args, static_cast<const T*>(call.output<T>(0)), call.input<unsigned>(1),
-              static_cast<const T*>(nullptr), call.output<T>(1), stream);
 }
 
 template <class T>
@@ -499,7 +474,7 @@ void experts_out_fwd(const KernelCall& call) {
   const auto& args = call.as<ExpertsArgs>();
   const auto stream = static_cast<cudaStream_t>(call.queue);
   const Workspace work(args, call.workspace);
-  const auto* by = products_for<T>(args, {call.in[4], call.in[5], call.out[0]});
+  const auto* by = products_for<T>(args);
   list(args, by, call.input<unsigned>(2), work.tiles, stream);
   if (by != nullptr) {
     by->out_forward(args, tiles_of(args, work.tiles), call.input<T>(5), call.input<T>(4),
@@ -617,8 +592,7 @@ void experts_hidden_bwd(const KernelCall& call) {
   const Workspace work(args, call.workspace);
   const auto* order = call.input<unsigned>(2);
   const auto* offsets = call.input<unsigned>(3);
-  const auto* by =
-      products_for<T>(args, {call.in[0], call.in[1], call.in[5], call.out[0], call.out[2]});
+  const auto* by = products_for<T>(args);
   list(args, by, offsets, work.tiles, stream);
   std::int64_t across = cuda::blocks_for(args.inner, kCols);
   if (by != nullptr) {
@@ -630,7 +604,6 @@ void experts_hidden_bwd(const KernelCall& call) {
     cuda::launch(hidden_backward<T>, cuda::Blocks(most_tiles(args), across), kThreads, 0, 1, stream,
                  args, static_cast<const Tile*>(work.tiles), call.input<T>(0), call.input<T>(1),
                  order, call.input<T>(4), call.input<T>(5), call.output<T>(0), work.values);
-    keep_active(args, call.input<T>(1), order, call.input<T>(4), call.output<T>(2), stream);
   }
   cuda::launch(join_scores<T>, cuda::blocks_for(args.tokens * args.chosen, kThreads), kThreads, 0,
                1, stream, args, order, offsets, static_cast<int>(across),
@@ -677,7 +650,7 @@ void experts_x_bwd(const KernelCall& call) {
   const auto& args = call.as<ExpertsArgs>();
   const auto stream = static_cast<cudaStream_t>(call.queue);
   const Workspace work(args, call.workspace);
-  const auto* by = products_for<T>(args, {call.in[0], call.in[3], call.in[4], call.out[0]});
+  const auto* by = products_for<T>(args);
   list(args, by, call.input<unsigned>(2), work.tiles, stream);
   if (by != nullptr) {
     by->x_backward(args, tiles_of(args, work.tiles), call.input<T>(0), call.input<T>(3),
@@ -746,8 +719,7 @@ template <class T>
 void experts_weights_bwd(const KernelCall& call) {
   const auto& args = call.as<ExpertsArgs>();
   const auto stream = static_cast<cudaStream_t>(call.queue);
-  if (const auto* by = products_for<T>(args, {call.in[0], call.in[1], call.in[3], call.in[7],
-                                              call.out[0], call.out[1], call.out[2]})) {
+  if (const auto* by = products_for<T>(args)) {
     by->weights_backward(args, call.input<T>(0), call.input<T>(1), call.input<T>(3),
                          call.input<T>(7), call.input<unsigned>(4), call.input<unsigned>(5),
                          call.output<T>(0), call.output<T>(1), call.output<T>(2), stream);

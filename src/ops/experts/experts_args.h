@@ -6,7 +6,9 @@
 // hidden_bwd: in dy, hidden, order, offsets, scores, down; out d_hidden, dscores, active: scores∘a.
 // x_bwd: in d_hidden, order, offsets, gate, up; out dx.
 // weights_bwd: in x, dy, hidden, d_hidden, order, offsets, scores, active; out dgate, dup, ddown.
-// active: [T·k, I] rounded, on CUDA in 16 bits; else empty, and what is needed is made from hidden.
+// active: [T·k, I] rounded, on CUDA in 16 bits where H and I are multiples of 8; else nothing, and what is needed is
+// made from hidden.
+// On CUDA in 16 bits x, dy, hidden, d_hidden and the weights begin at multiples of 16 bytes.
 #pragma once
 
 #include <cstdint>

@@ -7,8 +7,6 @@
 // every block may have: two blocks run on a multiprocessor, one multiplying while the other stores.
 #include "experts_half.h"
 
-#include <algorithm>
-
 #include "backends/cuda/device/exp.cuh"
 #include "backends/cuda/device/launch.cuh"
 #include "backends/cuda/device/mma16.cuh"
@@ -570,15 +568,12 @@ std::int64_t across(std::int64_t all, std::int64_t each) { return (all + each - 
 
 }  // namespace
 
-bool takes(const ExpertsArgs& args, std::initializer_list<const void*> addresses) {
+bool takes(const ExpertsArgs& args) {
   // Blocks, of pairs by channels and of weights, are counted in 31 bits.
   constexpr std::int64_t kMostWide = std::int64_t{1} << 16, kMostPairs = std::int64_t{1} << 28;
-  if (args.width % 8 != 0 || args.inner % 8 != 0 || args.width == 0 || args.inner == 0 ||
-      args.width > kMostWide || args.inner > kMostWide || args.tokens * args.chosen > kMostPairs) {
-    return false;
-  }
-  return std::all_of(addresses.begin(), addresses.end(),
-                     [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; });
+  return args.width % 8 == 0 && args.inner % 8 == 0 && args.width > 0 && args.inner > 0 &&
+         args.width <= kMostWide && args.inner <= kMostWide &&
+         args.tokens * args.chosen <= kMostPairs;
 }
 
 template <class T>

@@ -1,11 +1,10 @@
 // The products of experts in 16 bits on any device, called by experts.cu in the place of its own where those of
-// experts_hopper.h are not to be had: the same lists, scratch arrays and roundings.
+// experts_hopper.h are not to be had: the same lists, scratch arrays and roundings. All are called with 16-byte addresses.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <initializer_list>
 
 #include "experts_args.h"
 #include "experts_hopper.h"
@@ -16,8 +15,8 @@ namespace half_types {
 
 constexpr int kTilePairs = 128;  // of a tile at most, in the lists given here
 
-// Whether these sizes and addresses are for it: H and I multiples of 8, 16-byte addresses.
-bool takes(const ExpertsArgs& args, std::initializer_list<const void*> addresses);
+// Whether these sizes are for it: H and I multiples of 8.
+bool takes(const ExpertsArgs& args);
 
 // hidden [pairs, 2, I] and active [pairs, I]: a, rounded.
 template <class T>
@@ -65,10 +64,9 @@ struct ExpertsProducts {
   decltype(&half_types::weights_backward<T>) weights_backward;
 };
 
-// The faster one that takes these sizes and addresses on this device; null: none does.
+// The faster one that takes these sizes on this device; null: none does.
 template <class T>
-const ExpertsProducts<T>* products_for(const ExpertsArgs& args,
-                                       std::initializer_list<const void*> addresses) {
+const ExpertsProducts<T>* products_for(const ExpertsArgs& args) {
   if constexpr (sizeof(T) == 2) {
     static constexpr ExpertsProducts<T> kHopper{hopper::kTilePairs,         hopper::score_parts,
                                                 hopper::hidden_forward<T>,  hopper::out_forward<T>,
@@ -79,8 +77,8 @@ const ExpertsProducts<T>* products_for(const ExpertsArgs& args,
         half_types::hidden_forward<T>,  half_types::out_forward<T>,
         half_types::hidden_backward<T>, half_types::x_backward<T>,
         half_types::weights_backward<T>};
-    if (hopper::takes(args, addresses)) return &kHopper;
-    if (half_types::takes(args, addresses)) return &kHalf;
+    if (hopper::takes(args)) return &kHopper;
+    if (half_types::takes(args)) return &kHalf;
   }
   return nullptr;
 }

@@ -1,6 +1,4 @@
 // Forward kernels of experts for compute capability 9.0, 16 bits (design: experts_hopper.cuh).
-#include <algorithm>
-
 #include "experts_hopper.cuh"
 
 namespace mlxtape::ops::hopper {
@@ -138,17 +136,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-bool takes(const ExpertsArgs& args, std::initializer_list<const void*> addresses) {
+bool takes(const ExpertsArgs& args) {
   // Tiles, of pairs by channels and of weights, are counted in 32 bits.
   constexpr std::int64_t kMostWide = std::int64_t{1} << 16, kMostPairs = std::int64_t{1} << 28;
-  if (args.width % 64 != 0 || args.inner % 64 != 0 || args.width == 0 || args.inner == 0 ||
-      args.width > kMostWide || args.inner > kMostWide || args.tokens * args.chosen > kMostPairs) {
-    return false;
-  }
-  const bool aligned = std::all_of(addresses.begin(), addresses.end(), [](const void* p) {
-    return reinterpret_cast<std::uintptr_t>(p) % 16 == 0;
-  });
-  return aligned && cuda::on_hopper();
+  return args.width % 64 == 0 && args.inner % 64 == 0 && args.width > 0 && args.inner > 0 &&
+         args.width <= kMostWide && args.inner <= kMostWide &&
+         args.tokens * args.chosen <= kMostPairs && cuda::on_hopper();
 }
 
 template <class T>

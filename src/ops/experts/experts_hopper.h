@@ -1,10 +1,10 @@
-// The products of experts on compute capability 9.0 in 16 bits, called by experts.cu in the place of its own.
+// The products of experts on compute capability 9.0 in 16 bits, called by experts.cu in the place of its own with 16-byte
+// addresses.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <initializer_list>
 
 #include "experts_args.h"
 
@@ -27,8 +27,8 @@ namespace hopper {
 
 constexpr int kTilePairs = 192;  // of a tile at most, in the lists given here
 
-// Whether this device, these sizes and these addresses are for it: H and I multiples of 64, 16-byte addresses.
-bool takes(const ExpertsArgs& args, std::initializer_list<const void*> addresses);
+// Whether this device and these sizes are for it: H and I multiples of 64.
+bool takes(const ExpertsArgs& args);
 
 // hidden [pairs, 2, I] and active [pairs, I]: a, rounded.
 template <class T>

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "mlxtape/ops/moe_route.h"
+#include "support/nan.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -472,25 +473,29 @@ TEST_P(Experts, FollowsARouter) {
 }
 
 // Views may begin at any element: what is read by words has to bear it.
-TEST_P(Experts, WeightsAtAnyAddress) {
+// Widths of each set of kernels.
+TEST_P(Experts, SameBitsAtAnyAddress) {
   const DType dtype = DType::kBF16;
-  const Data data = data_of({40, 1, 2, 64, 64}, dtype, 8);
-  const auto up = [&](int i, const Shape& shape, bool shifted) {
-    std::vector<double> values = data.in[at(i)];
-    const auto n = static_cast<std::int64_t>(values.size());
-    if (!shifted) return upload(values, shape, dtype);
-    values.insert(values.begin(), 7.0);
-    return upload(values, {n + 1}, dtype).slice(0, 1, n + 1).reshape(shape);
-  };
-  const auto run = [&](bool shifted) {
-    const ExpertRoute route{upload(data.indices, {40, 1}, DType::kU32),
-                            up(kScores, {40, 1}, shifted), upload(data.offsets, {3}, DType::kU32)};
-    return download(ops::experts(encoder(), up(kX, {40, 64}, shifted), route,
-                                 {up(kGate, {2, 64, 64}, shifted), up(kUp, {2, 64, 64}, shifted),
-                                  up(kDown, {2, 64, 64}, shifted)})
-                        .y);
-  };
-  EXPECT_EQ(run(true), run(false));
+  for (const std::int64_t n : {64, 72, 60}) {
+    const Data data = data_of({40, 1, 2, n, n}, dtype, 8);
+    const auto run = [&](std::int64_t offset) {
+      const auto up = [&](const std::vector<double>& values, const Shape& shape) {
+        return upload(values, shape, dtype, offset);
+      };
+      const Tensor x = up(data.in[kX], {40, n}), dy = up(data.dy, {40, n});
+      const ExpertRoute route{upload(data.indices, {40, 1}, DType::kU32),
+                              up(data.in[kScores], {40, 1}),
+                              upload(data.offsets, {3}, DType::kU32)};
+      const ExpertWeights weights{up(data.in[kGate], {2, n, n}), up(data.in[kUp], {2, n, n}),
+                                  up(data.in[kDown], {2, n, n})};
+      const auto r = ops::experts(encoder(), x, route, weights);
+      const auto g = ops::experts_backward(encoder(), x, route, weights, r, dy);
+      return Arrays{download(r.y),     download(g.dx),  download(g.dscores),
+                    download(g.dgate), download(g.dup), download(g.ddown)};
+    };
+    const Arrays want = run(0);
+    for (const std::int64_t offset : {1, 3}) EXPECT_EQ(run(offset), want) << n << " + " << offset;
+  }
 }
 
 TEST_P(Experts, SameBitsOnEveryRun) {
@@ -519,52 +524,29 @@ TEST_P(Experts, SameBitsOnEveryRun) {
   }
 }
 
+TEST_P(Experts, NaNStaysWithItsToken) {
+  const Case c{6, 2, 3, 64, 16};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Data data = data_of(c, dtype, 3);
+    data.in[kX][2 * 64 + 5] = NAN;
+    const auto up = [&](int i, const Shape& shape) {
+      return upload(data.in[at(i)], shape, dtype);
+    };
+    const Tensor x = up(kX, {6, 64});
+    const ExpertRoute route{upload(data.indices, {6, 2}, DType::kU32), up(kScores, {6, 2}),
+                            upload(data.offsets, {4}, DType::kU32)};
+    const ExpertWeights weights{up(kGate, {3, 16, 64}), up(kUp, {3, 16, 64}),
+                                up(kDown, {3, 64, 16})};
+    const auto r = ops::experts(encoder(), x, route, weights);
+    EXPECT_EQ(nans_of(download(r.y)), places(128, 64));
+    const auto g =
+        ops::experts_backward(encoder(), x, route, weights, r, upload(data.dy, {6, 64}, dtype));
+    EXPECT_EQ(nans_of(download(g.dx)), places(128, 64));
+    EXPECT_EQ(nans_of(download(g.dscores)), places(4, 2));
+  }
+}
+
 MT_ON_EVERY_BACKEND(Experts);
 
 }  // namespace
-
-std::vector<BenchCase> experts_bench_cases() {
-  std::vector<BenchCase> cases;
-  const std::int64_t chosen = 10, width = 2048, inner = 512;  // Qwen3-Next
-  struct Size {
-    std::int64_t tokens, experts;
-  };
-  for (const auto& [tokens, experts] : {Size{512, 64}, Size{16384, 512}}) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      const auto element = static_cast<std::int64_t>(size_of(dtype));
-      const std::int64_t rows = tokens * width * element;
-      const std::int64_t weights = 3 * experts * width * inner * element;
-      const std::int64_t products = tokens * chosen * width * inner * 2;
-      const auto prepare = [=](bool back) {
-        return [=](CommandEncoder& encoder) -> BenchCall {
-          const Tensor x = random_tensor(encoder, {tokens, width}, dtype, 1);
-          const Tensor logits = random_tensor(encoder, {tokens, experts}, dtype, 2);
-          const ops::MoeRoute r = ops::moe_route(encoder, logits, chosen);
-          const ExpertRoute route{r.indices, r.scores, r.offsets};
-          const ExpertWeights w{random_tensor(encoder, {experts, inner, width}, dtype, 3, 0.02),
-                                random_tensor(encoder, {experts, inner, width}, dtype, 4, 0.02),
-                                random_tensor(encoder, {experts, width, inner}, dtype, 5, 0.02)};
-          if (!back) {
-            return [=, &encoder] {
-              static_cast<void>(ops::experts(encoder, x, route, w));
-            };
-          }
-          const auto result = ops::experts(encoder, x, route, w);
-          const Tensor dy = random_tensor(encoder, {tokens, width}, dtype, 6);
-          return [=, &encoder] {
-            static_cast<void>(ops::experts_backward(encoder, x, route, w, result, dy));
-          };
-        };
-      };
-      const std::string shape =
-          std::to_string(tokens) + "x" + std::to_string(experts) + "x10x2048x512";
-      cases.push_back(
-          {"", "fwd", shape, dtype, rows + weights, rows, 4, 1, prepare(false), 3 * products});
-      cases.push_back({"", "bwd", shape, dtype, 2 * rows + weights, rows + weights, 5, 4,
-                       prepare(true), 6 * products});
-    }
-  }
-  return cases;
-}
-
 }  // namespace mlxtape::test

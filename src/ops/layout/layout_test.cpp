@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "support/nan.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -281,6 +282,14 @@ TEST_P(Layout, KeepsTheBits) {
             (std::vector<double>{1, 2, 3, 4, 5, 6, 7, 7, 7}));
 }
 
+TEST_P(Layout, NaNKeepsItsBits) {
+  const Tensor bits = upload({0x7f81, 0xffff, 0x8000}, {3}, DType::kU16);  // payloads and −0
+  const Tensor x(bits.buffer(), DType::kBF16, {3});
+  const Tensor y = ops::concatenate(encoder(), {x, x}, 0);
+  EXPECT_EQ(download(Tensor(y.buffer(), DType::kU16, {6})),
+            (std::vector<double>{0x7f81, 0xffff, 0x8000, 0x7f81, 0xffff, 0x8000}));
+}
+
 TEST(LayoutCheck, SaysWhatIsWrong) {
   const auto x = Tensor::meta({2, 3, 1});
   const auto f16 = Tensor::meta({2, 3, 1}, DType::kF16);
@@ -333,32 +342,4 @@ TEST(LayoutCheck, SaysWhatIsWrong) {
 MT_ON_EVERY_BACKEND(Layout);
 
 }  // namespace
-
-std::vector<BenchCase> layout_bench_cases() {
-  std::vector<BenchCase> cases;
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const std::int64_t n = 4096, bytes = n * n * static_cast<std::int64_t>(size_of(dtype));
-    const auto with = [&](const char* form, std::int64_t written,
-                          const std::function<Tensor(CommandEncoder&, const Tensor&)>& op) {
-      cases.push_back(
-          {form, "fwd", "4096x4096", dtype, written, written, 1, 1, [=](CommandEncoder& encoder) {
-             const Tensor x = random_tensor(encoder, {n, n}, dtype, 1);
-             return [=, &encoder] {
-               static_cast<void>(op(encoder, x));
-             };
-           }});
-    };
-    with("transpose", bytes, [](CommandEncoder& encoder, const Tensor& x) {
-      return encoder.contiguous(ops::transpose(encoder, x));
-    });
-    with("concatenate", 2 * bytes, [](CommandEncoder& encoder, const Tensor& x) {
-      return ops::concatenate(encoder, {x, x}, 1);
-    });
-    with("pad", bytes, [](CommandEncoder& encoder, const Tensor& x) {
-      return ops::pad(encoder, x, {{1, 1}, {1, 1}});
-    });
-  }
-  return cases;
-}
-
 }  // namespace mlxtape::test

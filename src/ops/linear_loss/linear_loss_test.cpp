@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "mlxtape/ops/matmul.h"
+#include "support/nan.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -388,42 +389,23 @@ TEST_P(LinearLoss, SameBitsOnEveryRun) {
   });
 }
 
+TEST_P(LinearLoss, NaNReachesTheLossAndItsRow) {
+  const Targets t = random_targets(5, 6, 40);
+  std::vector<double> hidden = t.problem.hidden;
+  hidden[2 * 6 + 1] = NAN;
+  CrossEntropyOptions sum;
+  sum.reduction = Reduction::kSum;
+  for (const DType dtype : kTypes) {
+    const ops::LinearLoss out = ops::linear_cross_entropy_with_gradient(
+        encoder(), upload(hidden, {5, 6}, dtype), upload(t.problem.weight, {40, 6}, dtype),
+        upload(t.target, {5}, DType::kI32), sum, {.chunk_rows = 2});
+    EXPECT_EQ(nans_of(download(out.loss)), places(0, 1));
+    EXPECT_EQ(nans_of(download(out.dhidden)), places(12, 6));
+    EXPECT_EQ(nans_of(download(out.dweight)), places(0, 240));
+  }
+}
+
 MT_ON_EVERY_BACKEND(LinearLoss);
 
 }  // namespace
-
-std::vector<BenchCase> linear_loss_bench_cases() {
-  std::vector<BenchCase> cases;
-  struct Size {
-    std::int64_t rows, width, classes;
-  };
-  for (const Size& s : {Size{128, 512, 32000}, Size{16384, 2048, 151936}}) {
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      const auto bytes = static_cast<std::int64_t>(size_of(dtype));
-      const std::int64_t read = (s.rows + s.classes) * s.width * bytes;
-      const std::string name =
-          std::to_string(s.rows) + "x" + std::to_string(s.width) + "x" + std::to_string(s.classes);
-      BenchCase bench{"", "fwd+bwd", name, dtype, read, read, 2, 2, [=](CommandEncoder& encoder) {
-                        const Tensor h = random_tensor(encoder, {s.rows, s.width}, dtype, 1);
-                        const Tensor w =
-                            random_tensor(encoder, {s.classes, s.width}, dtype, 2, 0.05);
-                        Noise noise(7);
-                        std::vector<std::int32_t> targets(static_cast<std::size_t>(s.rows));
-                        for (auto& t : targets)
-                          t = static_cast<std::int32_t>(noise.below(s.classes));
-                        const Tensor t = encoder.empty({s.rows}, DType::kI32);
-                        encoder.upload(targets.data(), targets.size() * 4, t);
-                        CrossEntropyOptions mean;
-                        mean.reduction = Reduction::kMean;
-                        return [=, &encoder] {
-                          ops::linear_cross_entropy_with_gradient(encoder, h, w, t, mean);
-                        };
-                      }};
-      bench.flops = 6 * s.rows * s.width * s.classes;
-      cases.push_back(bench);
-    }
-  }
-  return cases;
-}
-
 }  // namespace mlxtape::test

@@ -141,7 +141,7 @@ void forward_columns(const LogSoftmaxArgs& args, const T* x, T* y) {
     HWY_ALIGN float sum[kTile] = {};
     std::fill(m, m + width, -INFINITY);
     sweep(args, start, width, [&](std::size_t i, std::size_t n, std::int64_t at) HWY_ATTR {
-      store_n(d, hn::Max(load_n(d, m + i, n), load_n(d, x + at, n)), m + i, n);
+      store_n(d, largest(load_n(d, m + i, n), load_n(d, x + at, n)), m + i, n);
     });
     sweep(args, start, width, [&](std::size_t i, std::size_t n, std::int64_t at) HWY_ATTR {
       const VF e = exp_for(d, T(), hn::Sub(load_n(d, x + at, n), load_n(d, m + i, n)));

@@ -7,6 +7,7 @@
 #include <functional>
 #include <numeric>
 
+#include "support/nan.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -295,35 +296,24 @@ TEST_P(LogSoftmax, RandomShapesAndAxes) {
   }));
 }
 
+TEST_P(LogSoftmax, NaNFillsItsRowAlongAnyAxis) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const std::size_t at : {0, 17, 39}) {  // in a column of 40 rows, the first, one, the last
+      std::vector<double> x(40 * 3, 0.5);
+      x[at * 3 + 1] = NAN;
+      std::vector<std::size_t> column;
+      for (std::size_t r = 0; r < 40; ++r) column.push_back(r * 3 + 1);
+      const Tensor y = ops::log_softmax(encoder(), upload(x, {40, 3}, dtype), 0);
+      EXPECT_EQ(nans_of(download(y)), column);
+      const Tensor dy = upload(std::vector<double>(120, 1), {40, 3}, dtype);
+      EXPECT_EQ(nans_of(download(ops::log_softmax_backward(encoder(), y, dy, 0))), column);
+      const Tensor rows = ops::log_softmax(encoder(), upload(x, {3, 40}, dtype));
+      EXPECT_EQ(nans_of(download(rows)), places((at * 3 + 1) / 40 * 40, 40));
+    }
+  }
+}
+
 MT_ON_EVERY_BACKEND(LogSoftmax);
 
 }  // namespace
-
-std::vector<BenchCase> log_softmax_bench_cases() {
-  std::vector<BenchCase> cases;
-  for (const auto& [rows, cols] : std::vector<std::pair<std::int64_t, std::int64_t>>{
-           {16384, 512}, {512, 32000}, {64, 151936}, {4096, 151936}}) {
-    for (const DType dtype : kTypes) {
-      const std::int64_t bytes = rows * cols * static_cast<std::int64_t>(size_of(dtype));
-      const Shape shape{rows, cols};
-      const std::string name = std::to_string(rows) + "x" + std::to_string(cols);
-      cases.push_back({"", "fwd", name, dtype, bytes, bytes, 1, 1, [=](CommandEncoder& encoder) {
-                         const Tensor x = random_tensor(encoder, shape, dtype, 1, 2);
-                         return [=, &encoder] {
-                           ops::log_softmax(encoder, x);
-                         };
-                       }});
-      cases.push_back(
-          {"", "bwd", name, dtype, 2 * bytes, bytes, 2, 1, [=](CommandEncoder& encoder) {
-             const Tensor y = ops::log_softmax(encoder, random_tensor(encoder, shape, dtype, 1, 2));
-             const Tensor dy = random_tensor(encoder, shape, dtype, 2);
-             return [=, &encoder] {
-               ops::log_softmax_backward(encoder, y, dy);
-             };
-           }});
-    }
-  }
-  return cases;
-}
-
 }  // namespace mlxtape::test

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "mlxtape/ops/matmul.h"
+#include "support/nan.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -54,6 +55,27 @@ TEST_P(MatmulEdges, TiesGoToEven) {
       std::fill(b.begin() + n, b.end(), 1);
       const Tensor y = ops::matmul(encoder(), upload(a, {20, 2}, dtype), upload(b, {2, n}, dtype));
       EXPECT_EQ(download(y), Values(static_cast<std::size_t>(20 * n), missing - 1));
+    }
+  }
+}
+
+// What becomes of a sum: activations, and their slopes on the way back.
+TEST_P(MatmulEdges, NaNPassesEveryActivation) {
+  using ops::Activation;
+  for (const auto activation : {Activation::kSilu, Activation::kGelu, Activation::kGeluTanh}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      std::vector<double> a(3 * 20, 0.25);
+      a[20 + 3] = NAN;
+      const Tensor x = upload(a, {3, 20}, dtype);
+      const Tensor w = upload(std::vector<double>(20 * 24, 0.5), {20, 24}, dtype);
+      ops::MatmulOptions options;
+      options.activation = activation;
+      const auto got = ops::matmul_with_z(encoder(), x, w, options);
+      EXPECT_EQ(nans_of(download(got.y)), places(24, 24));
+      const Tensor dy = upload(std::vector<double>(3 * 24, 1), {3, 24}, dtype);
+      const auto g =
+          ops::matmul_backward(encoder(), x, w, got.z, dy, activation, {true, false, false});
+      EXPECT_EQ(nans_of(download(g.da)), places(20, 20));
     }
   }
 }

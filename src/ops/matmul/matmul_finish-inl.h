@@ -63,7 +63,7 @@ HWY_INLINE VF activate(DF d, std::int32_t activation, VF z) {
 // The activation's slope at z; beyond ±110 it is 0 or 1 to the last bit, and products of z would overflow.
 HWY_INLINE VF slope(DF d, std::int32_t activation, VF z) {
   const VF one = hn::Set(d, 1.0F);
-  z = hn::Min(hn::Set(d, 110.0F), hn::Max(hn::Set(d, -110.0F), z));  // NaN second: it stays one
+  z = not_above(hn::Set(d, 110.0F), not_below(hn::Set(d, -110.0F), z));
   switch (activation) {
     case kMatmulSilu: {
       const Sigmoid s = sigmoid(d, float(), z);

@@ -58,6 +58,7 @@ constexpr std::array<Pair, kPairs> make_network() {
 }
 constexpr std::array<Pair, kPairs> kNetwork = make_network();
 
+// Neither is NaN: buckets pass it over, and no NaN reaches a floor.
 HWY_INLINE void order(VF& a, VF& b) {
   const VF high = hn::Max(a, b);
   b = hn::Min(a, b);
@@ -129,7 +130,7 @@ HWY_INLINE void each_vector(const T* x, std::size_t experts, const Body& body) {
       });
 }
 
-// maxima[b] = the largest logit of bucket b, −inf where there is none. Of each kBuckets neighbours
+// maxima[b] = the largest logit of bucket b, NaN passed over, −inf where there is none. Of each kBuckets neighbours
 // one goes to each bucket, whichever is cheapest.
 template <class T>
 HWY_INLINE void bucket_maxima(const T* x, std::size_t experts, float* maxima) {
@@ -142,13 +143,13 @@ HWY_INLINE void bucket_maxima(const T* x, std::size_t experts, float* maxima) {
     for (std::size_t p = 0; p < kParts; p += 2) {
       VF a, b;
       load_pair(d, x + i + p * kLanes, a, b);
-      best[p] = hn::Max(a, best[p]);  // in this order NaN is passed over
-      best[p + 1] = hn::Max(b, best[p + 1]);
+      best[p] = largest(best[p], a);
+      best[p + 1] = largest(best[p + 1], b);
     }
   }
   for (std::size_t p = 0; p < kParts; ++p) hn::StoreU(best[p], d, maxima + p * kLanes);
   each_vector(x + whole, experts - whole, [&](std::size_t i, VF v) HWY_ATTR {
-    hn::StoreU(hn::Max(v, hn::LoadU(d, maxima + i)), d, maxima + i);
+    hn::StoreU(largest(hn::LoadU(d, maxima + i), v), d, maxima + i);
   });
 }
 

@@ -85,6 +85,7 @@ HWY_INLINE void put(void* p, std::int32_t dtype, std::size_t i, float v) {
 template <class T>
 HWY_INLINE GroupFit fit(const T* w, std::size_t size, float n, bool gpu_rule) {
   const DF d;
+  // With a NaN hi and lo may be anything: poison makes NaN of all that comes of them.
   VF hi = load(d, w), lo = hi, poison = hn::Zero(d);
   for (std::size_t i = 0; i < size; i += hn::Lanes(d)) {
     const VF x = load(d, w + i);

@@ -5,7 +5,7 @@
 #include <functional>
 #include <numeric>
 
-#include "mlxtape/ops/moe_route.h"
+#include "support/nan.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -340,6 +340,27 @@ TEST_P(QuantizedExperts, SameBitsOnEveryRun) {
   });
 }
 
+TEST_P(QuantizedExperts, NaNStaysWithItsToken) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const std::int64_t tokens : {4, 40}) {
+      const Case c{tokens, 2, 3, 64, 32};
+      Data data = data_of(c, dtype, dtype, 6);
+      data.in[kX][2 * 64 + 5] = NAN;
+      Tape tape(encoder());
+      const Given given = give(c, data, dtype, dtype, &tape);
+      const Tensor y = ops::quantized_experts(tape, given.inputs[kX], given.route, given.weights);
+      EXPECT_EQ(nans_of(download(y)), places(128, 64));
+      tape.backward(y, upload(data.dy, {tokens, 64}, dtype));
+      EXPECT_EQ(nans_of(download(tape.grad(given.inputs[kX]))), places(128, 64));
+      EXPECT_EQ(nans_of(download(tape.grad(given.inputs[kScores]))), places(4, 2));
+      const Given plain = give(c, data, dtype, dtype);
+      EXPECT_EQ(nans_of(download(ops::quantized_experts(encoder(), plain.inputs[kX], plain.route,
+                                                        plain.weights))),
+                places(128, 64));
+    }
+  }
+}
+
 TEST(QuantizedExpertsCheck, SaysWhatIsWrong) {
   const auto meta = [](const Shape& shape, DType t = DType::kF32) {
     return Tensor::meta(shape, t);
@@ -380,41 +401,4 @@ TEST(QuantizedExpertsCheck, SaysWhatIsWrong) {
 MT_ON_EVERY_BACKEND(QuantizedExperts);
 
 }  // namespace
-
-std::vector<BenchCase> quantized_experts_bench_cases() {
-  std::vector<BenchCase> cases;
-  const std::int64_t experts = 512, chosen = 10, width = 2048, inner = 512;  // Qwen3-Next
-  for (const std::int64_t tokens : {1, 8, 512}) {
-    for (const int bits : {4, 8}) {
-      const DType dtype = DType::kBF16;
-      const std::int64_t used = std::min(experts, tokens * chosen), rows = 2 * tokens * width;
-      const std::int64_t weights = 3 * used * width * inner * bits / 8,
-                         params = 3 * used * width * inner / 64 * 4;
-      const auto prepare = [=](CommandEncoder& encoder) -> BenchCall {
-        const auto weight = [&](std::int64_t n, std::int64_t k, std::uint64_t seed) {
-          const Tensor t = random_tensor(encoder, {experts, n, k * bits / 32}, DType::kF32, seed);
-          return QuantizedWeight{
-              {t.buffer(), DType::kU32, t.shape(), t.strides(), t.offset()},  // any word is codes
-              random_tensor(encoder, {experts, n, k / 64}, dtype, seed + 1, 0.002),
-              random_tensor(encoder, {experts, n, k / 64}, dtype, seed + 2, 0.02),
-              bits};
-        };
-        const Tensor x = random_tensor(encoder, {tokens, width}, dtype, 1);
-        const ops::MoeRoute r =
-            ops::moe_route(encoder, random_tensor(encoder, {tokens, experts}, dtype, 2), chosen);
-        const ExpertRoute route{r.indices, r.scores, r.offsets};
-        const QuantizedExpertWeights w{weight(inner, width, 3), weight(inner, width, 6),
-                                       weight(width, inner, 9)};
-        return [=, &encoder] {
-          static_cast<void>(ops::quantized_experts(encoder, x, route, w));
-        };
-      };
-      cases.push_back({std::to_string(bits) + " bits", "fwd",
-                       std::to_string(tokens) + "x512x10x2048x512", dtype, rows + weights + params,
-                       rows, 4, 1, prepare, 6 * tokens * chosen * width * inner});
-    }
-  }
-  return cases;
-}
-
 }  // namespace mlxtape::test

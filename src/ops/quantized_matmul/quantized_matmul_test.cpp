@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "support/nan.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -297,6 +298,42 @@ TEST_P(QuantizedMatmul, SameBitsOnEveryRun) {
   }
 }
 
+TEST_P(QuantizedMatmul, NaNStaysInItsRowsAndColumns) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const std::int64_t m : {3, 20}) {
+      const Case c{m, 4, 128};
+      Data data = data_of(c, dtype, dtype, 5);
+      data.in[kX][1 * 128 + 5] = NAN;
+      const Tensor x = upload(data.in[kX], {m, 128}, dtype), dy = upload(data.dy, {m, 4}, dtype);
+      const Tensor codes = upload(packed(data.codes, 4), {4, 16}, DType::kU32);
+      const auto weight = [&](const Values& scales) {
+        return QuantizedWeight{codes, upload(scales, {4, 2}, dtype),
+                               upload(data.in[kBiases], {4, 2}, dtype), 4, 64};
+      };
+      const QuantizedWeight w = weight(data.in[kScales]);
+      EXPECT_EQ(nans_of(download(ops::quantized_matmul(encoder(), x, w))), places(4, 4));
+      const auto g = ops::quantized_matmul_backward(encoder(), x, w, dy);
+      EXPECT_TRUE(nans_of(download(g.dx)).empty());
+      EXPECT_EQ(nans_of(download(g.d_scales)), (std::vector<std::size_t>{0, 2, 4, 6}));
+      EXPECT_EQ(nans_of(download(g.d_biases)), (std::vector<std::size_t>{0, 2, 4, 6}));
+
+      Values scales = data.in[kScales];
+      scales[2 * 3 + 1] = NAN;  // of the last output, channels from 64 on
+      data.in[kX][1 * 128 + 5] = 0;
+      const QuantizedWeight bad = weight(scales);
+      std::vector<std::size_t> last, upper;
+      for (std::size_t r = 0; r < at(m); ++r) {
+        last.push_back(r * 4 + 3);
+        for (std::size_t i = 64; i < 128; ++i) upper.push_back(r * 128 + i);
+      }
+      const Tensor plain = upload(data.in[kX], {m, 128}, dtype);
+      EXPECT_EQ(nans_of(download(ops::quantized_matmul(encoder(), plain, bad))), last);
+      const auto back = ops::quantized_matmul_backward(encoder(), plain, bad, dy);
+      EXPECT_EQ(nans_of(download(back.dx)), upper);
+    }
+  }
+}
+
 TEST(QuantizedMatmulCheck, SaysWhatIsWrong) {
   const auto meta = [](const Shape& shape, DType t = DType::kF32, Backend b = Backend::kCpu) {
     return Tensor::meta(shape, t, b);
@@ -355,57 +392,4 @@ TEST(QuantizedMatmulCheck, SaysWhatIsWrong) {
 MT_ON_EVERY_BACKEND(QuantizedMatmul);
 
 }  // namespace
-
-namespace {
-
-// The bits of random numbers: any word is some codes.
-Tensor random_codes(CommandEncoder& encoder, const Shape& shape, std::uint64_t seed) {
-  const Tensor t = random_tensor(encoder, shape, DType::kF32, seed);
-  return {t.buffer(), DType::kU32, shape, t.strides(), t.offset()};
-}
-
-}  // namespace
-
-std::vector<BenchCase> quantized_matmul_bench_cases() {
-  std::vector<BenchCase> cases;
-  struct Size {
-    std::int64_t m, n, k;
-    int bits;
-  };
-  for (const auto& [m, n, k, bits] :
-       {Size{1, 2048, 2048, 4}, Size{1, 2048, 2048, 8}, Size{1, 151936, 2048, 4},
-        Size{1, 151936, 2048, 8}, Size{1, 151936, 2048, 6}, Size{8, 2048, 2048, 4},
-        Size{512, 2048, 2048, 4}}) {
-    const DType dtype = DType::kBF16;
-    const std::int64_t codes = n * k * bits / 8, params = n * k / 64 * 2;
-    const auto prepare = [=](bool back) {
-      return [=](CommandEncoder& encoder) -> BenchCall {
-        const Tensor x = random_tensor(encoder, {m, k}, dtype, 1);
-        const QuantizedWeight w{random_codes(encoder, {n, k * bits / 32}, 2),
-                                random_tensor(encoder, {n, k / 64}, dtype, 3, 0.01),
-                                random_tensor(encoder, {n, k / 64}, dtype, 4, 0.1), bits};
-        if (!back) {
-          return [=, &encoder] {
-            static_cast<void>(ops::quantized_matmul(encoder, x, w));
-          };
-        }
-        const Tensor dy = random_tensor(encoder, {m, n}, dtype, 5);
-        return [=, &encoder] {
-          static_cast<void>(ops::quantized_matmul_backward(encoder, x, w, dy));
-        };
-      };
-    };
-    const std::string shape = std::to_string(m) + "x" + std::to_string(n) + "x" + std::to_string(k);
-    const std::string form = std::to_string(bits) + " bits";
-    const std::int64_t flops = 2 * m * n * k, x_bytes = 2 * m * k, y_bytes = 2 * m * n;
-    cases.push_back({form, "fwd", shape, dtype, codes + 2 * params + x_bytes, y_bytes, 3, 1,
-                     prepare(false), flops});
-    if (m > 8) {
-      cases.push_back({form, "bwd", shape, dtype, codes + 2 * params + x_bytes + y_bytes,
-                       x_bytes + 2 * params, 5, 3, prepare(true), 2 * flops});
-    }
-  }
-  return cases;
-}
-
 }  // namespace mlxtape::test

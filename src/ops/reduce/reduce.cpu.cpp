@@ -26,7 +26,6 @@ constexpr std::int64_t kTile = 1024;         // results side by side
 constexpr std::int64_t kChunk = 65536;       // elements of a tile that are folded together
 constexpr std::int64_t kEnoughTiles = 64;
 constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // ---- folds: how an element joins what came before, and how two of those join ----
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "support/nan.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -241,6 +242,17 @@ TEST_P(Rope, SameBitsOnEveryRun) {
   expect_repeatable(encoder(), [&] { return std::vector<Tensor>{ops::rope(encoder(), x)}; });
 }
 
+TEST_P(Rope, NaNStaysInItsPair) {
+  std::vector<double> x(16, 1);
+  x[8 + 2] = NAN;
+  for (const bool traditional : {false, true}) {
+    RopeOptions o;
+    o.traditional = traditional;
+    const Tensor y = ops::rope(encoder(), upload(x, {1, 1, 2, 8}, DType::kF32), o);
+    EXPECT_EQ(nans_of(download(y)), (std::vector<std::size_t>{10, traditional ? 11U : 14U}));
+  }
+}
+
 TEST(RopeCheck, SaysWhatIsWrong) {
   const auto x = Tensor::meta({2, 3, 4, 8});
   const auto with = [&](auto set) {
@@ -277,21 +289,4 @@ TEST(RopeCheck, SaysWhatIsWrong) {
 MT_ON_EVERY_BACKEND(Rope);
 
 }  // namespace
-
-std::vector<BenchCase> rope_bench_cases() {
-  std::vector<BenchCase> cases;
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const Shape shape{1, 16, 2048, 128};
-    const std::int64_t bytes = *element_count(shape) * static_cast<std::int64_t>(size_of(dtype));
-    cases.push_back(
-        {"", "fwd", "1x16x2048x128", dtype, bytes, bytes, 1, 1, [=](CommandEncoder& encoder) {
-           const Tensor x = random_tensor(encoder, shape, dtype, 1);
-           return [=, &encoder] {
-             static_cast<void>(ops::rope(encoder, x));
-           };
-         }});
-  }
-  return cases;
-}
-
 }  // namespace mlxtape::test

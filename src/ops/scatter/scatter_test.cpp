@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "support/indices.h"
+#include "support/nan.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -279,6 +280,16 @@ TEST_P(Scatter, SameBitsOnEveryRun) {
   }
 }
 
+TEST_P(Scatter, NaNStaysWhereItIsPut) {
+  const Tensor x = upload({NAN, 1, 2, 3}, {4}, DType::kF32);
+  const Tensor to = upload({0, 2}, {2}, DType::kI32);
+  const Tensor values = upload({5, NAN}, {2}, DType::kF32);
+  const Tensor put = ops::put_along_axis(encoder(), x, to, values, 0);
+  EXPECT_EQ(nans_of(download(put)), places(2, 1));  // what was at 0 is gone
+  const Tensor added = ops::scatter_add_axis(encoder(), x, to, values, 0);
+  EXPECT_EQ(nans_of(download(added)), (std::vector<std::size_t>{0, 2}));
+}
+
 TEST(ScatterCheck, SaysWhatIsWrong) {
   const auto x = Tensor::meta({4, 5}), i = Tensor::meta({4, 2}, DType::kI32);
   const auto v = Tensor::meta({4, 2});
@@ -336,46 +347,4 @@ TEST(ScatterCheck, SaysWhatIsWrong) {
 MT_ON_EVERY_BACKEND(Scatter);
 
 }  // namespace
-
-std::vector<BenchCase> scatter_bench_cases() {
-  std::vector<BenchCase> cases;
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const auto size = static_cast<std::int64_t>(size_of(dtype));
-    const std::int64_t rows = 16384, width = 1024, n = 8192;
-    cases.push_back({"rows", "fwd", "16384x1024x8192", dtype, (rows + n) * width * size,
-                     rows * width * size, 2, 1, [=](CommandEncoder& encoder) {
-                       const Tensor x = random_tensor(encoder, {rows, width}, dtype, 1);
-                       const Tensor v = random_tensor(encoder, {n, width}, dtype, 2);
-                       const Tensor ids = random_ids(encoder, {n}, rows);
-                       return [=, &encoder] {
-                         static_cast<void>(ops::scatter_add(encoder, x, ids, v));
-                       };
-                     }});
-    const std::int64_t r = 4096, c = 1024, k = 256;
-    const std::int64_t read = r * (c + k) * size + r * k * 4;
-    const auto along = [=](const char* form, bool adds) {
-      return BenchCase{form,
-                       "fwd",
-                       "4096x1024x256",
-                       dtype,
-                       read,
-                       r * c * size,
-                       3,
-                       1,
-                       [=](CommandEncoder& encoder) {
-                         const Tensor x = random_tensor(encoder, {r, c}, dtype, 1);
-                         const Tensor v = random_tensor(encoder, {r, k}, dtype, 2);
-                         const Tensor ids = random_ids(encoder, {r, k}, c);
-                         return [=, &encoder] {
-                           static_cast<void>(adds ? ops::scatter_add_axis(encoder, x, ids, v, 1)
-                                                  : ops::put_along_axis(encoder, x, ids, v, 1));
-                         };
-                       }};
-    };
-    cases.push_back(along("put", false));
-    cases.push_back(along("add axis", true));
-  }
-  return cases;
-}
-
 }  // namespace mlxtape::test

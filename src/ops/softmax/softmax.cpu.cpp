@@ -277,7 +277,7 @@ void forward_columns(const SoftmaxArgs& args, const T* x_all, T* y_all) {
       }
     };
     sweep([&](std::size_t i, VF v, T*, std::size_t count)
-              HWY_ATTR { store_n(d, hn::Max(load_n(d, m + i, count), v), m + i, count); });
+              HWY_ATTR { store_n(d, largest(load_n(d, m + i, count), v), m + i, count); });
     sweep([&](std::size_t i, VF v, T*, std::size_t count) HWY_ATTR {
       const VF e = exp_for(d, T(), hn::Sub(v, load_n(d, m + i, count)));
       store_n(d, hn::Add(load_n(d, sum + i, count), e), sum + i, count);

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "support/indices.h"
+#include "support/nan.h"
 #include "support/op_test.h"
 
 namespace mlxtape::test {
@@ -280,6 +281,16 @@ TEST_P(SumRows, IsReplayedWithOtherIds) {
   EXPECT_EQ(download(grad.rows), (Values{2, 5, 0, 0}));
 }
 
+TEST_P(SumRows, NaNStaysInItsSum) {
+  const Tensor ids = upload({0, 2, 0, 9}, {4}, DType::kI32);  // the last names no row
+  const Tensor terms = upload({1, NAN, 3, 4, 5, 6, NAN, NAN}, {1, 4, 2}, DType::kF32);
+  EXPECT_EQ(nans_of(download(ops::sum_rows(encoder(), terms, ids, 3))), places(1, 1));
+  const Tensor onto = upload({1, 2, NAN, 4, 5, 6}, {1, 3, 2}, DType::kF32);
+  EXPECT_EQ(nans_of(download(ops::add_rows(encoder(), onto, ids, terms))), places(1, 2));
+  const RowGrad grad = ops::row_grad(encoder(), terms.reshape({4, 2}), ids, 3, DType::kF32);
+  EXPECT_EQ(nans_of(download(grad.rows)), places(1, 1));
+}
+
 TEST(SumRowsCheck, SaysWhatIsWrong) {
   const auto terms = Tensor::meta({2, 4, 3}), ids = Tensor::meta({4}, DType::kI32);
   const auto far = Tensor::meta({4}, DType::kI32, Backend::kMetal);
@@ -326,7 +337,4 @@ TEST(SumRowsCheck, SaysWhatIsWrong) {
 MT_ON_EVERY_BACKEND(SumRows);
 
 }  // namespace
-
-std::vector<BenchCase> sum_rows_bench_cases() { return {}; }
-
 }  // namespace mlxtape::test

@@ -15,7 +15,7 @@
 #include "mlxtape/ops/optimiser.h"
 #include "mlxtape/tape/tape.h"
 
-namespace mlxtape::test {
+namespace mlxtape::bench {
 
 struct SmallModelConfig {
   std::int64_t vocab = 16, width = 64, hidden = 128, layers = 2, taps = 4;
@@ -49,4 +49,4 @@ class SmallModel {
   std::size_t nodes_ = 0;
 };
 
-}  // namespace mlxtape::test
+}  // namespace mlxtape::bench

@@ -1,10 +1,16 @@
-#include "support/bench_case.h"
+#include "cases/random.h"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
-#include "support/oracle.h"
+namespace mlxtape::bench {
 
-namespace mlxtape::test {
+double Noise::normal() {
+  // Box-Muller.
+  const double u = 0.5 * (next() + 1);
+  return std::sqrt(-2 * std::log(1 - u)) * std::cos(M_PI * next());
+}
 
 Tensor random_tensor(CommandEncoder& encoder, Shape shape, DType dtype, std::uint64_t seed,
                      double deviation) {
@@ -14,11 +20,7 @@ Tensor random_tensor(CommandEncoder& encoder, Shape shape, DType dtype, std::uin
   const auto n = static_cast<std::size_t>(t.size());
   Noise noise(seed);
   std::vector<double> block(std::min(n, kBlock));
-  for (double& v : block) {
-    // Box-Muller.
-    const double u = 0.5 * (noise.next() + 1);
-    v = deviation * std::sqrt(-2 * std::log(1 - u)) * std::cos(M_PI * noise.next());
-  }
+  for (double& v : block) v = deviation * noise.normal();
   std::vector<unsigned char> bytes(block.size() * size_of(dtype));
   convert(block.data(), DType::kF64, bytes.data(), dtype, block.size());
   const Tensor flat = t.reshape({t.size()});
@@ -31,4 +33,18 @@ Tensor random_tensor(CommandEncoder& encoder, Shape shape, DType dtype, std::uin
   return t;
 }
 
-}  // namespace mlxtape::test
+Tensor random_ids(CommandEncoder& encoder, const Shape& shape, std::int64_t length) {
+  Noise noise(7);
+  const Tensor t = encoder.empty(shape, DType::kI32);
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(t.size()));
+  for (std::int32_t& id : ids) id = static_cast<std::int32_t>(noise.below(length));
+  encoder.upload(ids.data(), t.bytes(), t);
+  return t;
+}
+
+Tensor random_codes(CommandEncoder& encoder, const Shape& shape, std::uint64_t seed) {
+  const Tensor t = random_tensor(encoder, shape, DType::kF32, seed);
+  return {t.buffer(), DType::kU32, shape, t.strides(), t.offset()};
+}
+
+}  // namespace mlxtape::bench

@@ -1,4 +1,4 @@
-// BenchCase: one row of `mlxtape bench ops`. Each op's test file lists its own in
+// BenchCase: one row of `mlxtape bench ops`. Each op lists its own in <op>_bench.cpp, in
 // <op>_bench_cases(); the list of ops comes from ops.list.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 #include "mlxtape/core/encoder.h"
 
-namespace mlxtape::test {
+namespace mlxtape::bench {
 
 // One call of the op. The tensors it returns are dropped at once, so their memory is used again.
 using BenchCall = std::function<void()>;
@@ -31,8 +31,14 @@ struct BenchCase {
   std::int64_t flops = 0;  // of one call, where arithmetic may be the bound
 };
 
-// A tensor of normally distributed numbers (mean 0, given deviation), the same on every run.
-Tensor random_tensor(CommandEncoder& encoder, Shape shape, DType dtype, std::uint64_t seed,
-                     double deviation = 1);
+// What ops that compute with floats are measured in.
+inline constexpr DType kFloats[] = {DType::kF32, DType::kF16, DType::kBF16};
 
-}  // namespace mlxtape::test
+// The ops with their cases, in the order of ops.list (generated).
+struct BenchOp {
+  const char* name;
+  std::vector<BenchCase> (*cases)();
+};
+const std::vector<BenchOp>& bench_ops();
+
+}  // namespace mlxtape::bench

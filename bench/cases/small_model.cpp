@@ -1,4 +1,4 @@
-#include "support/small_model.h"
+#include "cases/small_model.h"
 
 #include <cmath>
 #include <random>
@@ -11,7 +11,7 @@
 #include "mlxtape/ops/matmul.h"
 #include "mlxtape/ops/rms_norm.h"
 
-namespace mlxtape::test {
+namespace mlxtape::bench {
 
 namespace {
 
@@ -107,4 +107,4 @@ Tensor SmallModel::step(const Tensor& ids, const Tensor& targets) {
   return loss;
 }
 
-}  // namespace mlxtape::test
+}  // namespace mlxtape::bench
