@@ -101,9 +101,10 @@ Batches::Batches(std::vector<Sample> samples, const BatchOptions& options)
     : impl_(std::make_unique<Impl>()) {
   require(batch_check(options));
   if (static_cast<std::int64_t>(samples.size()) < options.batch_size) {
+    const std::string got = std::to_string(samples.size());
     throw Error(Errc::kArgument, "batches: there must be at least batch_size = " +
-                                     std::to_string(options.batch_size) + " samples, got " +
-                                     std::to_string(samples.size()));
+                                     std::to_string(options.batch_size) + " samples, got " + got +
+                                     (samples.empty() ? "" : "; use --batch-size " + got));
   }
   impl_->samples = std::move(samples);
   impl_->options = options;

@@ -72,7 +72,7 @@ class Reader {
   }
 
   // A text in pieces; one token alone at the end has nothing to predict.
-  std::vector<Sample> pieces(const std::string& text) const {
+  std::vector<Sample> pieces(std::string_view text) const {
     const std::vector<TokenId> tokens = tokenizer_.encode(text);
     const auto most = static_cast<std::size_t>(options_.max_tokens);
     std::vector<Sample> samples;
@@ -92,6 +92,7 @@ class Reader {
   void cut(Sample& sample) const {
     const auto most = static_cast<std::size_t>(options_.max_tokens);
     if (sample.tokens.size() > most) sample.tokens.resize(most);
+    sample.tokens.shrink_to_fit();  // an encoder takes room for more tokens than a text mostly has
     sample.prompt = std::min(sample.prompt, static_cast<std::int64_t>(sample.tokens.size()));
   }
 
@@ -191,19 +192,23 @@ std::vector<Sample> read_samples(const std::string& file, const Tokenizer& token
   if (!is_text && !file.ends_with(".jsonl")) {
     fail(file, "must be a .jsonl or a .txt file, or a folder with such");
   }
-  std::string bytes = read_whole(file, "data");
-  if (bytes.starts_with("\xEF\xBB\xBF")) bytes.erase(0, 3);
-  if (is_text) return reader.pieces(bytes);
-
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  if (is_text) {
+    constexpr std::size_t kMaxText = std::size_t{1} << 30U;  // what a tokenizer takes
+    const std::string bytes = read_whole(file, "data", kMaxText);
+    std::string_view text = bytes;
+    if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+    return reader.pieces(text);
+  }
   std::vector<Sample> samples;
-  std::string_view rest = bytes;
-  for (std::int64_t number = 1; !rest.empty(); ++number) {
-    const std::size_t end = std::min(rest.find('\n'), rest.size());
-    const std::string_view line = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
+  FileLines lines(file, "data");
+  for (std::string bytes; lines.next(bytes);) {
+    std::string_view line = bytes;
+    if (lines.number() == 1 && line.starts_with(kByteOrderMark))
+      line.remove_prefix(kByteOrderMark.size());
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    const std::string where = file + ":" + std::to_string(number);
-    samples.push_back(reader.read(Json::parse(line, where), where));
+    const std::string where = file + ": line " + std::to_string(lines.number());
+    samples.push_back(reader.read(Json::parse(line, where + " is not JSON"), where));
   }
   return samples;
 }

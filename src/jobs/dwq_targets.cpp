@@ -7,6 +7,7 @@
 #include "hash.h"
 #include "head.h"
 #include "mlxtape/base/files.h"
+#include "mlxtape/base/quote.h"
 #include "mlxtape/formats/model_directory.h"
 #include "mlxtape/ops/sort.h"
 
@@ -81,7 +82,8 @@ void check_manifest(const std::string& folder, const Json& want) {
   const std::string path = manifest_path(folder);
   const Json got = Json::parse(read_whole(path, "targets"), path);
   const auto differ = [&](const std::string& key, const std::string& has, const Json& asked) {
-    throw Error(Errc::kArgument, path + ": " + key + " must be " + asked.dump() + ", got " + has +
+    throw Error(Errc::kArgument, path + ": " + key + " must be " + asked.dump() + ", got " +
+                                     shown(has) +
                                      ": these targets were made from something else; use another "
                                      "folder, or remove this one");
   };
@@ -187,7 +189,8 @@ WroteTargets write_targets(CommandEncoder& encoder, const models::Model& teacher
         throw Error(Errc::kIo, "targets: " + folder + split + ": " + failed.message());
       }
     }
-    write_whole(manifest_path(folder), manifest.dump(2) + "\n", "targets");
+    write_whole(manifest_path(folder), manifest.dump(2) + "\n", "targets",
+                WholeFile::Links::kReplace);
   }
   const std::int64_t valid = size_of_valid(plan), all = valid + train_batches_of(plan);
   WroteTargets result;

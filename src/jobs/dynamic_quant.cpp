@@ -9,6 +9,7 @@
 
 #include "dynamic_packing.h"
 #include "mlxtape/base/files.h"
+#include "mlxtape/base/quote.h"
 #include "mlxtape/formats/json.h"
 
 namespace mlxtape::jobs {
@@ -64,21 +65,21 @@ void write_sensitivities(const std::string& path, const Sensitivities& values) {
   for (const auto& [module, value] : values) {
     list.array().push_back(formats::Json::Array{module, value});
   }
-  write_whole(path, list.dump() + "\n", "sensitivities");
+  write_whole(path, list.dump() + "\n", "sensitivities", WholeFile::Links::kReplace);
 }
 
 Sensitivities read_sensitivities(const std::string& path) {
   const formats::Json list = formats::Json::parse(read_whole(path, "sensitivities"), path);
   const auto fail = [&](const std::string& got) {
-    throw Error(Errc::kIo, path + ": must be a list of [path, number], got " + got);
+    throw Error(Errc::kIo, path + ": must be a list of [path, number], got " + shown(got));
   };
-  if (!list.is_array()) fail(list.dump().substr(0, 80));
+  if (!list.is_array()) fail(list.dump());
   Sensitivities values;
   std::set<std::string> seen;
   for (const formats::Json& row : list.array()) {
     if (!row.is_array() || row.array().size() != 2 || !row.array()[0].is_string() ||
         !row.array()[1].is_number()) {
-      fail(row.dump().substr(0, 80));
+      fail(row.dump());
     }
     values.emplace_back(row.array()[0].string(), row.array()[1].number());
     if (!seen.insert(values.back().first).second) fail(values.back().first + " twice");
@@ -135,7 +136,7 @@ DynamicPacking choose_packing(const models::Model& model, const Sensitivities& v
     if (found == of.end()) wrong("there must be a sensitivity of " + slot.name);
     if (!std::isfinite(found->second)) {
       wrong("the sensitivity of " + slot.name + " must be finite, got " +
-            std::to_string(found->second));
+            text_of_nonfinite(found->second));
     }
     measured.emplace_back(slot.name, found->second);
   }

@@ -129,9 +129,9 @@ class Evaluator {
   static void add_finite(Mean& mean, float value, const char* what, Place where) {
     if (!std::isfinite(value)) {
       throw NotFinite("evaluate: " + std::string(what) + " must be finite, got " +
-                      std::to_string(value) + " in batch " + std::to_string(where.batch) +
-                      ", row " + std::to_string(where.row) + ", token " +
-                      std::to_string(where.token));
+                      text_of_nonfinite(static_cast<double>(value)) + " in batch " +
+                      std::to_string(where.batch) + ", row " + std::to_string(where.row) +
+                      ", token " + std::to_string(where.token));
     }
     mean.add(static_cast<double>(value));
   }

@@ -216,7 +216,7 @@ void Fit::add_gradients(std::int64_t batch, const Tensor& loss_sum) {
 void Fit::require_finite(const char* what, float value) const {
   if (std::isfinite(value)) return;
   throw NotFinite("fit: " + std::string(what) + " of step " + std::to_string(progress_.step + 1) +
-                  " must be finite, got " + std::to_string(value) +
+                  " must be finite, got " + text_of_nonfinite(static_cast<double>(value)) +
                   "; nothing of that step was kept, and " + folder_.last_state() +
                   ". A lower learning rate, a longer warmup or a clip may help");
 }
@@ -278,7 +278,8 @@ bool Fit::validate() {
   const double loss = hooks_.validate();
   if (!std::isfinite(loss)) {
     throw NotFinite("fit: the loss of the validation after step " + std::to_string(progress_.step) +
-                    " must be finite, got " + std::to_string(loss) + "; " + folder_.last_state());
+                    " must be finite, got " + text_of_nonfinite(loss) + "; " +
+                    folder_.last_state());
   }
   const double rate = progress_.step == 0 ? 0 : learning_rate_at(options_, progress_.step);
   progress_.validations.push_back({progress_.step, loss, rate, norm_, 0});

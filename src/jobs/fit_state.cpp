@@ -6,9 +6,11 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <utility>
 
 #include <unistd.h>
 
+#include "mlxtape/base/quote.h"
 #include "mlxtape/formats/json.h"
 
 namespace mlxtape::jobs {
@@ -20,12 +22,42 @@ using formats::NamedTensor;
 using formats::SafetensorsFile;
 using Settings = std::map<std::string, std::string>;
 
-constexpr const char* kFormat = "mlxtape fit 1";
+constexpr const char* kFormat = "mlxtape fit 2";
+constexpr const char* kWithoutChecksum = "mlxtape fit 1";
+constexpr const char *kState = "/state.safetensors", *kBest = "/best.safetensors";
 constexpr const char* kFirstMoments = "adamw.m:";
 constexpr const char* kSecondMoments = "adamw.v:";
 
 [[noreturn]] void fail(const std::string& file, const std::string& what) {
   throw Error(Errc::kIo, "fit: " + file + ": " + what);
+}
+
+bool is_without_checksum(const SafetensorsFile& file) {
+  const auto format = file.metadata().find("format");
+  return format != file.metadata().end() && format->second == kWithoutChecksum;
+}
+
+// A file that fit wrote, every byte as it was then.
+SafetensorsFile open_checked(const std::string& path) {
+  std::error_code none;
+  if (!std::filesystem::exists(path, none)) fail(path, "is missing");
+  std::optional<SafetensorsFile> file;
+  std::string wrong;
+  try {
+    file.emplace(path);
+    if (!is_without_checksum(*file)) file->verify();
+  } catch (const Error& e) {
+    wrong = e.what();
+  }
+  if (!wrong.empty()) {
+    fail(path, "is damaged (" + wrong + "); restore it from a copy, or delete it to start over");
+  }
+  if (is_without_checksum(*file)) {
+    fail(path,
+         "was written by an older version, without a checksum; finish the run with that version, "
+         "or delete this file to start over");
+  }
+  return *std::move(file);
 }
 
 // As many digits as tell any two numbers apart.
@@ -90,7 +122,7 @@ class Metadata {
     const auto found = file.metadata().find("format");
     if (found == file.metadata().end() || found->second != kFormat) {
       fail(file.path(), std::string("must be a state (\"format\": \"") + kFormat + "\"), got " +
-                            (found == file.metadata().end() ? "none" : found->second));
+                            (found == file.metadata().end() ? "none" : shown(found->second)));
     }
   }
   Json json(const std::string& key) const {
@@ -119,6 +151,21 @@ class Metadata {
  private:
   const SafetensorsFile& file_;
 };
+
+// All that is written later counts on from these.
+void check_progress(const std::string& file, const FitProgress& p) {
+  const auto in_order = [&](const std::vector<FitPoint>& points) {
+    std::int64_t before = 0;
+    return std::all_of(points.begin(), points.end(), [&](const FitPoint& point) {
+      return point.step >= std::exchange(before, point.step) && point.step <= p.step;
+    });
+  };
+  if (p.step < 0 || p.best_step < -1 || p.best_step > p.step || p.steps < 0 || p.steps > p.step ||
+      p.tokens < 0 || p.seconds < 0 || !in_order(p.reports) || !in_order(p.validations)) {
+    fail(file, "must hold the progress of a run, got one that contradicts itself at step " +
+                   std::to_string(p.step));
+  }
+}
 
 // Values of a file into a tensor of any float type.
 void load(CommandEncoder& encoder, const SafetensorsFile& file, const std::string& name,
@@ -186,7 +233,9 @@ void FitFolder::prepare() {
 std::string FitFolder::last_state() const {
   if (!is_used()) return "no state was written";
   if (saved_ < 0) return "there is no state before it";
-  return "the state of step " + std::to_string(saved_) + " in " + state() + " is whole";
+  const std::string step = "the state of step " + std::to_string(saved_);
+  const std::string fault = state_fault(path_);
+  return fault.empty() ? step + " is saved in " + state() : step + " is lost: " + fault;
 }
 
 void FitFolder::write_state(CommandEncoder& encoder, const std::vector<FitSlot>& slots,
@@ -199,11 +248,11 @@ void FitFolder::write_state(CommandEncoder& encoder, const std::vector<FitSlot>&
     tensors.push_back({kSecondMoments + slot.name, slot.v});
   }
   try {
-    formats::write_safetensors(state(), tensors,
-                               {{"format", kFormat},
-                                {"progress", text_of(progress)},
-                                {"options", text_of(options_)},
-                                {"fingerprint", text_of(fingerprint_)}});
+    formats::write_checked_safetensors(state(), tensors,
+                                       {{"format", kFormat},
+                                        {"progress", text_of(progress)},
+                                        {"options", text_of(options_)},
+                                        {"fingerprint", text_of(fingerprint_)}});
   } catch (const Error& e) {
     throw Error(e.code(), "fit: the state of step " + std::to_string(progress.step) +
                               " could not be written: " + e.what() + "; " + last_state());
@@ -217,7 +266,7 @@ void FitFolder::write_best(CommandEncoder& encoder, const std::vector<FitSlot>& 
   std::vector<NamedTensor> tensors;
   for (const FitSlot& slot : slots) tensors.push_back({slot.name, slot.w});
   try {
-    formats::write_safetensors(
+    formats::write_checked_safetensors(
         best(), tensors,
         {{"step", std::to_string(progress.best_step)}, {"loss", digits(progress.best_loss)}});
   } catch (const Error& e) {
@@ -229,7 +278,7 @@ void FitFolder::write_best(CommandEncoder& encoder, const std::vector<FitSlot>& 
 bool FitFolder::has_best(std::int64_t step) const {
   std::error_code none;
   if (!std::filesystem::exists(best(), none)) return false;
-  const SafetensorsFile file(best());
+  const SafetensorsFile file = open_checked(best());
   const auto found = file.metadata().find("step");
   return found != file.metadata().end() && found->second == std::to_string(step);
 }
@@ -242,8 +291,9 @@ void FitFolder::check_settings(const SafetensorsFile& file) const {
     for (const auto& [name, value] : object.object()) before[name] = value.string();
     const auto differs = [&](const std::string& name, const std::string& was,
                              const std::string& is) {
-      throw Error(Errc::kArgument, "fit: " + file.path() + " is the state of another run: " + name +
-                                       " must be " + was + " to go on from it, got " + is);
+      throw Error(Errc::kArgument,
+                  "fit: " + file.path() + " is the state of another run: " + shown(name) +
+                      " must be " + shown(was) + " to go on from it, got " + shown(is));
     };
     for (const auto& [name, was] : before) {
       const auto found = now->find(name);
@@ -257,11 +307,12 @@ void FitFolder::check_settings(const SafetensorsFile& file) const {
 }
 
 FitProgress FitFolder::read_state(CommandEncoder& encoder, const std::vector<FitSlot>& slots) {
-  const SafetensorsFile file(state());
+  const SafetensorsFile file = open_checked(state());
   check_settings(file);
-  if (file.names().size() != 3 * slots.size()) {
+  const std::size_t tensors = file.names().size() - 1;  // without the checksum
+  if (tensors != 3 * slots.size()) {
     fail(file.path(), "must hold 3 tensors for each of " + std::to_string(slots.size()) +
-                          " that are trained, got " + std::to_string(file.names().size()));
+                          " that are trained, got " + std::to_string(tensors));
   }
   const Metadata metadata(file);
   const Json json = metadata.json("progress");
@@ -275,6 +326,7 @@ FitProgress FitFolder::read_state(CommandEncoder& encoder, const std::vector<Fit
   p.tokens = metadata.at(json, "tokens").integer();
   p.reports = metadata.points(metadata.at(json, "reports"));
   p.validations = metadata.points(metadata.at(json, "validations"));
+  check_progress(file.path(), p);
   for (const FitSlot& slot : slots) {
     load(encoder, file, slot.name, slot.value());
     if (slot.master.defined()) load(encoder, file, slot.name, slot.w);
@@ -287,12 +339,25 @@ FitProgress FitFolder::read_state(CommandEncoder& encoder, const std::vector<Fit
 
 bool has_state(const std::string& folder) {
   std::error_code none;
-  return std::filesystem::exists(folder + "/state.safetensors", none);
+  return std::filesystem::exists(folder + kState, none);
+}
+
+std::string state_fault(const std::string& folder) {
+  std::error_code none;
+  try {
+    static_cast<void>(open_checked(folder + kState));
+    if (std::filesystem::exists(folder + kBest, none)) {
+      static_cast<void>(open_checked(folder + kBest));
+    }
+    return "";
+  } catch (const Error& e) {
+    return e.what();
+  }
 }
 
 void remove_state(const std::string& folder) {
   // The state first: a best without one is nothing to go on from.
-  for (const char* name : {"/state.safetensors", "/best.safetensors"}) {
+  for (const char* name : {kState, kBest}) {
     std::error_code failed;
     std::filesystem::remove(folder + name, failed);
     if (failed) fail(folder + name, "cannot be removed: " + failed.message());
@@ -304,7 +369,7 @@ void remove_state(const std::string& folder) {
 
 void load_trainables(CommandEncoder& encoder, const std::string& file,
                      const std::vector<Trainable>& trainables) {
-  const SafetensorsFile from(file);
+  const SafetensorsFile from = open_checked(file);
   for (const Trainable& each : trainables) load(encoder, from, each.name, each.tensor);
 }
 

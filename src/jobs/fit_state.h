@@ -52,7 +52,8 @@ class FitFolder {
 
   std::string state() const { return path_ + "/state.safetensors"; }
   std::string best() const { return path_ + "/best.safetensors"; }
-  std::string last_state() const;  // what there is to go on from, in words
+  // What there is to go on from, in words; the files are read for that.
+  std::string last_state() const;
 
  private:
   void check_settings(const formats::SafetensorsFile& file) const;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 
+#include "head.h"
 #include "sequence.h"
 
 namespace mlxtape::jobs {
@@ -24,12 +25,7 @@ void check(const models::Model& model, const std::vector<std::vector<std::int32_
   }
   for (const std::vector<std::int32_t>& prompt : prompts) {
     if (prompt.empty()) wrong("a prompt must have at least one token");
-    for (const std::int32_t token : prompt) {
-      if (token < 0 || token >= model.config.vocabulary) {
-        wrong("the prompt's token " + std::to_string(token) +
-              " is not in the model's vocabulary of " + std::to_string(model.config.vocabulary));
-      }
-    }
+    check_prompt("generate", model, prompt);
   }
 }
 
@@ -78,10 +74,14 @@ GenerateReport generate(CommandEncoder& encoder, const models::Model& model,
   memory.reset_peak();
   const std::vector<std::int32_t> stops = stop_tokens(tokenizer, options);
   std::size_t longest = 0;
-  for (const auto& prompt : prompts) longest = std::max(longest, prompt.size());
+  ReadSoFar so_far;
+  for (const auto& prompt : prompts) {
+    longest = std::max(longest, prompt.size());
+    so_far.all += static_cast<std::int64_t>(prompt.size());
+  }
   const auto read_tokens = static_cast<std::int64_t>(longest);
   GrowingState past(encoder, model, static_cast<std::int64_t>(prompts.size()),
-                    read_tokens + options.max_tokens);
+                    read_tokens + options.max_tokens, options);
   past.make_room(read_tokens, std::max(read_tokens, kFirstRoom));
 
   GenerateReport report;
@@ -91,8 +91,8 @@ GenerateReport generate(CommandEncoder& encoder, const models::Model& model,
   auto start = std::chrono::steady_clock::now();
   for (std::size_t b = 0; b < prompts.size(); ++b) {
     sequences.emplace_back(tokenizer, prompts[b], options, b, b);
-    const std::optional<Tensor> last =
-        read(encoder, model, past.state(), static_cast<std::int64_t>(b), prompts[b], options);
+    const std::optional<Tensor> last = read(
+        encoder, model, past.state(), static_cast<std::int64_t>(b), prompts[b], options, so_far);
     if (!last) {
       sequences[b].cancel();
       continue;

@@ -4,12 +4,27 @@
 
 namespace mlxtape::jobs {
 
+namespace {
+
+// The least token that may be there: -1 is a target that does not count.
+void check_tokens(const char* who, const char* what, const models::Model& model,
+                  const std::vector<std::int32_t>& tokens, std::int32_t least) {
+  for (const std::int32_t token : tokens) {
+    if (token >= least && token < model.config.vocabulary) continue;
+    throw Error(Errc::kIo, std::string(who) + ": " + what + " must be in the vocabulary of " +
+                               std::to_string(model.config.vocabulary) + ", got " +
+                               std::to_string(token) + "; is the tokenizer this model's?");
+  }
+}
+
+}  // namespace
+
+void check_prompt(const char* who, const models::Model& model,
+                  const std::vector<std::int32_t>& tokens) {
+  check_tokens(who, "the prompt's tokens", model, tokens, 0);
+}
+
 void check_batch(const char* who, const models::Model& model, const Batch& batch) {
-  const auto fail = [&](const char* what, std::int32_t token) {
-    throw Error(Errc::kArgument, std::string(who) + ": " + what + " must be in the vocabulary of " +
-                                     std::to_string(model.config.vocabulary) + ", got " +
-                                     std::to_string(token));
-  };
   if (batch.rows < 1 || batch.length < 1 ||
       batch.tokens.size() != static_cast<std::size_t>(batch.rows * batch.length) ||
       batch.targets.size() != batch.tokens.size()) {
@@ -20,12 +35,8 @@ void check_batch(const char* who, const models::Model& model, const Batch& batch
                                      std::to_string(batch.targets.size()) + " in " +
                                      to_string(Shape{batch.rows, batch.length}));
   }
-  for (const std::int32_t token : batch.tokens) {
-    if (token < 0 || token >= model.config.vocabulary) fail("a token", token);
-  }
-  for (const std::int32_t token : batch.targets) {
-    if (token < -1 || token >= model.config.vocabulary) fail("a target", token);
-  }
+  check_tokens(who, "a token", model, batch.tokens, 0);
+  check_tokens(who, "a target", model, batch.targets, -1);
 }
 
 Tensor upload_ints(CommandEncoder& encoder, const std::vector<std::int32_t>& ids) {

@@ -6,8 +6,10 @@
 
 namespace mlxtape::jobs {
 
-// Throws kArgument, beginning with who, for a token or a target that the model does not know.
+// Throws kIo, beginning with who, for a token or a target that the model does not know: the tokenizer is another model's.
 void check_batch(const char* who, const models::Model& model, const Batch& batch);
+void check_prompt(const char* who, const models::Model& model,
+                  const std::vector<std::int32_t>& tokens);
 
 Tensor upload_tokens(CommandEncoder& encoder, const Batch& batch);  // [rows, length]
 Tensor upload_ints(CommandEncoder& encoder, const std::vector<std::int32_t>& ids);  // [n]

@@ -9,20 +9,21 @@
 namespace mlxtape::jobs {
 
 Check sampling_check(const SamplingOptions& o) {
-  const auto wrong = [](const char* what, double got) {
+  const auto wrong = [](const char* what, auto got) {
     return Error(Errc::kArgument,
                  std::string("sampling: ") + what + ", got " + std::to_string(got));
   };
-  if (!(o.temperature >= 0)) return wrong("temperature must be at least 0", o.temperature);
-  if (!(o.top_p >= 0)) return wrong("top_p must be at least 0", o.top_p);
+  if (!(o.temperature >= 0 && std::isfinite(o.temperature))) {
+    return wrong("temperature must be a finite number of at least 0", o.temperature);
+  }
+  if (!(o.top_p > 0 && o.top_p <= 1)) return wrong("top_p must be above 0 and at most 1", o.top_p);
   if (!(o.min_p >= 0 && o.min_p <= 1)) return wrong("min_p must be from 0 to 1", o.min_p);
-  if (o.top_k < 0) return wrong("top_k must be at least 0", static_cast<double>(o.top_k));
-  if (!(o.repetition_penalty > 0)) {
-    return wrong("repetition_penalty must be above 0", o.repetition_penalty);
+  if (o.top_k < 0) return wrong("top_k must be at least 0", o.top_k);
+  if (!(o.repetition_penalty > 0 && std::isfinite(o.repetition_penalty))) {
+    return wrong("repetition_penalty must be a finite number above 0", o.repetition_penalty);
   }
   if (o.repetition_context < 0) {
-    return wrong("repetition_context must be at least 0",
-                 static_cast<double>(o.repetition_context));
+    return wrong("repetition_context must be at least 0", o.repetition_context);
   }
   return std::nullopt;
 }
@@ -96,7 +97,7 @@ void Sampler::gather(std::span<const float> logits, float most) {
     kept = std::min(kept, static_cast<std::size_t>(options_.top_k));
     sort_to(kept);
   }
-  if (options_.top_p > 0 && options_.top_p < 1) {
+  if (options_.top_p < 1) {
     double mass = 0;
     std::size_t n = 0;
     while (n < kept && mass < options_.top_p * all) {

@@ -90,7 +90,8 @@ class Measure {
       encoder_.download(tape.grad(zeros_[i]), &part, sizeof part);
       if (!std::isfinite(part)) {
         throw NotFinite("dynamic_quant: the sensitivity of " + names_[i] + " must be finite, got " +
-                        std::to_string(part) + " in batch " + std::to_string(batches_));
+                        text_of_nonfinite(static_cast<double>(part)) + " in batch " +
+                        std::to_string(batches_));
       }
       sums_[i] += static_cast<double>(part);
     }

@@ -25,18 +25,26 @@ inline std::vector<std::int32_t> stop_tokens(const formats::Tokenizer& tokenizer
   return stops;
 }
 
+// How much is to be read in all, and how much of that was read before.
+struct ReadSoFar {
+  std::int64_t done = 0, all = 0;
+};
+
 // prefill, with a look at stop after each chunk: nothing where it said so.
 inline std::optional<Tensor> read(CommandEncoder& encoder, const models::Model& model,
                                   models::State& state, std::int64_t sequence,
                                   std::span<const std::int32_t> tokens,
-                                  const GenerateOptions& options) {
+                                  const GenerateOptions& options, ReadSoFar& so_far) {
   const auto chunk = static_cast<std::size_t>(std::max<std::int64_t>(options.prefill_chunk, 1));
   std::optional<Tensor> last;
   for (std::size_t at = 0; at < tokens.size(); at += chunk) {
     if (asked_to_stop(options)) return std::nullopt;
-    last = models::prefill(encoder, model, state, sequence,
-                           tokens.subspan(at, std::min(chunk, tokens.size() - at)),
-                           options.prefill_chunk);
+    const auto part = tokens.subspan(at, std::min(chunk, tokens.size() - at));
+    last = models::prefill(encoder, model, state, sequence, part, options.prefill_chunk,
+                           [&](std::int64_t done) {
+                             if (options.on_read) options.on_read(so_far.done + done, so_far.all);
+                           });
+    so_far.done += static_cast<std::int64_t>(part.size());
   }
   return last;
 }
@@ -45,10 +53,10 @@ inline std::optional<Tensor> read(CommandEncoder& encoder, const models::Model& 
 // up. An answer may be much shorter than it is allowed to be.
 class GrowingState {
  public:
-  // most: tokens that a sequence may have in all. All must outlive it.
+  // most: tokens that a sequence may have in all; of options on_beyond is used. All must outlive it.
   GrowingState(CommandEncoder& encoder, const models::Model& model, std::int64_t batch,
-               std::int64_t most)
-      : encoder_(encoder), model_(model), batch_(batch), most_(most) {}
+               std::int64_t most, const GenerateOptions& options)
+      : encoder_(encoder), model_(model), batch_(batch), most_(most), options_(options) {}
 
   models::State& state() { return *state_; }
   void drop() {
@@ -58,6 +66,10 @@ class GrowingState {
 
   // For so many tokens in all, and for some more as long as that is within most.
   void make_room(std::int64_t tokens, std::int64_t more) {
+    if (!beyond_ && tokens > model_.config.max_positions) {
+      beyond_ = true;
+      if (options_.on_beyond) options_.on_beyond(tokens, model_.config.max_positions);
+    }
     if (state_ == nullptr) {
       state_ = std::make_unique<models::State>(model_, batch_,
                                                std::max(tokens, std::min(most_, tokens + more)));
@@ -81,6 +93,8 @@ class GrowingState {
   CommandEncoder& encoder_;
   const models::Model& model_;
   std::int64_t batch_, most_;
+  const GenerateOptions& options_;
+  bool beyond_ = false;  // the model's positions
   std::unique_ptr<models::State> state_;
   std::unique_ptr<models::Stepper> stepper_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "head.h"
 #include "sequence.h"
 
 namespace mlxtape::jobs {
@@ -32,7 +33,8 @@ Talk::Talk(CommandEncoder& encoder, const models::Model& model, const formats::T
     throw Error(Errc::kArgument, "talk: max_tokens, max_context and first_room must be at least 1");
   }
   require(sampling_check(options_.generate.sampling));
-  past_ = std::make_unique<GrowingState>(encoder_, model_, 1, options_.max_context);
+  past_ =
+      std::make_unique<GrowingState>(encoder_, model_, 1, options_.max_context, options_.generate);
   reset();
 }
 
@@ -78,6 +80,7 @@ Reply Talk::say(const std::string& text) {
   Json messages = messages_;
   messages.array().push_back(message("user", text));
   const std::vector<std::int32_t> prompt = encode(messages, true);
+  check_prompt("talk", model_, prompt);
   // How the answer is asked for may go when it becomes an earlier turn: what comes before is sure to stay.
   const std::int64_t stable = common_prefix(encode(messages, false), prompt);
   const auto length = static_cast<std::int64_t>(prompt.size());
@@ -111,12 +114,14 @@ void Talk::answer(const std::vector<std::int32_t>& prompt, std::int64_t stable,
   // The last token is always read: the answer begins with what comes after it.
   reply.kept = go_back(std::min(common_prefix(held_, prompt), length - 1));
   reply.read = length - reply.kept;
+  ReadSoFar so_far{0, reply.read};
   Sequence sequence(tokenizer_, prompt, options, 0, turn_);
   const auto read_to = [&](std::int64_t end) {
     const auto all = std::span(prompt);
     const auto from = static_cast<std::size_t>(past_->state().length(0));
-    const auto last = read(encoder_, model_, past_->state(), 0,
-                           all.subspan(from, static_cast<std::size_t>(end) - from), options);
+    const auto last =
+        read(encoder_, model_, past_->state(), 0,
+             all.subspan(from, static_cast<std::size_t>(end) - from), options, so_far);
     held_.assign(prompt.begin(), prompt.begin() + past_->state().length(0));
     return last;
   };

@@ -87,9 +87,9 @@ void check_tokens(const std::vector<Sample>& samples, std::int64_t vocabulary) {
   for (const Sample& sample : samples) {
     for (const std::int32_t token : sample.tokens) {
       if (token >= 0 && token < vocabulary) continue;
-      throw Error(Errc::kArgument, "data: tokens must be in the model's vocabulary of " +
-                                       std::to_string(vocabulary) + ", got " +
-                                       std::to_string(token) + "; is the tokenizer this model's?");
+      throw Error(Errc::kIo, "data: tokens must be in the model's vocabulary of " +
+                                 std::to_string(vocabulary) + ", got " + std::to_string(token) +
+                                 "; is the tokenizer this model's?");
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "mlxtape/base/error.h"
+#include "mlxtape/base/quote.h"
 
 namespace mlxtape::models {
 
@@ -34,8 +35,10 @@ class Fields {
   double number(const char* key, std::optional<double> otherwise = {}) const {
     const Json* value = find(key);
     if (value == nullptr) return given(key, otherwise);
-    if (!value->is_number() || !(value->number() > 0) || !std::isfinite(value->number())) {
-      fail(key, "a number above 0", *value);
+    // Kernels take them as floats, to which the smallest are 0 and the largest infinite.
+    const float as_float = value->is_number() ? static_cast<float>(value->number()) : 0;
+    if (!(as_float > 0) || !std::isfinite(as_float)) {
+      fail(key, "a number above 0 that a float can hold", *value);
     }
     return value->number();
   }
@@ -59,7 +62,8 @@ class Fields {
   const std::string& source() const { return source_; }
 
   [[noreturn]] void fail(const std::string& key, const std::string& must, const Json& got) const {
-    throw Error(Errc::kIo, source_ + ": \"" + key + "\" must be " + must + ", got " + got.dump());
+    throw Error(Errc::kIo,
+                source_ + ": \"" + key + "\" must be " + must + ", got " + shown(got.dump()));
   }
 
  private:
@@ -78,19 +82,20 @@ class Fields {
 Packing packing(const Fields& fields, const std::string& path) {
   const std::string mode = fields.text("mode", "affine");
   if (mode != "affine") {
-    throw Error(Errc::kIo, fields.source() + ": quantization of " + path + " has the mode \"" +
-                               mode + "\"; only \"affine\" is supported");
+    throw Error(Errc::kIo, fields.source() + ": quantization of " + shown(path) +
+                               " has the mode \"" + shown(mode) +
+                               "\"; only \"affine\" is supported");
   }
   const auto bits = static_cast<int>(fields.whole("bits", 4));
   const auto group = static_cast<int>(fields.whole("group_size", 64));
   if (std::string(" 2 3 4 5 6 8 ").find(" " + std::to_string(bits) + " ") == std::string::npos) {
     throw Error(Errc::kIo,
-                fields.source() + ": quantization of " + path +
+                fields.source() + ": quantization of " + shown(path) +
                     " has bits that are none of 2, 3, 4, 5, 6, 8: " + std::to_string(bits));
   }
   if (group != 32 && group != 64 && group != 128) {
     throw Error(Errc::kIo,
-                fields.source() + ": quantization of " + path +
+                fields.source() + ": quantization of " + shown(path) +
                     " has a group_size that is none of 32, 64, 128: " + std::to_string(group));
   }
   return {bits, group};
@@ -104,7 +109,7 @@ Quantization parse_quantization(const Json& json, const std::string& source) {
     if (const Json* other = fields.object("quantization_config")) {
       if (other->find("quant_method") != nullptr) {
         throw Error(Errc::kIo, source + ": weights quantised by \"" +
-                                   Fields(*other, source).text("quant_method") +
+                                   shown(Fields(*other, source).text("quant_method")) +
                                    "\" are not supported: convert the unquantised model");
       }
       block = other;
@@ -151,7 +156,7 @@ RopeConfig parse_rope(const Json* scaling, double base, std::int64_t dims,
     rope.low_freq_factor = fields.number("low_freq_factor", 1);
     rope.high_freq_factor = fields.number("high_freq_factor", 4);
   } else {
-    throw Error(Errc::kIo, source + ": rope of type \"" + kind +
+    throw Error(Errc::kIo, source + ": rope of type \"" + shown(kind) +
                                "\" is not supported; default, mrope, linear, yarn and llama3 are");
   }
   return rope;
@@ -174,11 +179,13 @@ RopeConfig parse_positions(const Fields& f, const Config& c) {
     base = f.number("rope_theta");
     if (c.family == Config::Family::kQwen3Next) turned = f.number("partial_rotary_factor");
   }
-  const auto dims = static_cast<std::int64_t>(static_cast<double>(c.head_dim) * turned);
+  const double share = std::min(turned, 2.0);  // what no integer can hold is too much as well
+  const auto dims = static_cast<std::int64_t>(static_cast<double>(c.head_dim) * share);
   if (dims < 2 || dims > c.head_dim || dims % 2 != 0) {
-    throw Error(Errc::kIo, f.source() + ": \"partial_rotary_factor\" " + std::to_string(turned) +
+    throw Error(Errc::kIo, f.source() + ": \"partial_rotary_factor\" " + Json(turned).dump() +
                                " of \"head_dim\" " + std::to_string(c.head_dim) +
-                               " must be an even number of channels, got " + std::to_string(dims));
+                               " must be an even number of channels, got " + std::to_string(dims) +
+                               (turned > share ? " or more" : ""));
   }
   return parse_rope(scaling, base, dims, f.source());
 }
@@ -252,7 +259,7 @@ Config::Family family_of(const std::string& type, const std::string& source) {
     return Config::Family::kQwen35;
   }
   throw Error(Errc::kIo,
-              source + ": models of type \"" + type +
+              source + ": models of type \"" + shown(type) +
                   "\" are not supported; qwen3, qwen3_next, qwen3_5 and qwen3_5_moe are");
 }
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 
+#include "mlxtape/base/quote.h"
 #include "mlxtape/formats/model_directory.h"
 #include "mlxtape/models/lora.h"
 #include "mlxtape/models/size.h"
@@ -25,8 +26,8 @@ class Source {
       if (!known) continue;
       const auto [at, is_new] = names_.emplace(*known, name);
       if (!is_new) {
-        throw Error(Errc::kIo, files.info(name).file + ": " + name + " and " + at->second +
-                                   " are the same weight of the model");
+        throw Error(Errc::kIo, files.info(name).file + ": " + shown(name) + " and " +
+                                   shown(at->second) + " are the same weight of the model");
       }
       // What Hugging Face has and MLX's form never: filters [C, 1, K], one tensor for each expert.
       const bool foreign_filter = known->ends_with("conv1d.weight") &&
@@ -59,7 +60,7 @@ class Source {
     const std::string& name = names_.begin()->second;
     throw Error(
         Errc::kIo,
-        files_.info(name).file + ": the tensor " + name + " belongs to no part of a " +
+        files_.info(name).file + ": the tensor " + shown(name) + " belongs to no part of a " +
             c_.model_type + " as config.json has it" +
             (names_.size() > 1 ? ", nor do " + std::to_string(names_.size() - 1) + " others" : ""));
   }

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "mlxtape/base/files.h"
+#include "mlxtape/base/quote.h"
 #include "mlxtape/formats/safetensors.h"
 #include "mlxtape/models/lora.h"
 #include "mlxtape/ops/elementwise.h"
@@ -37,13 +38,13 @@ Json::Array full_keys(const Model& model, const LoraOptions& options) {
 class ConfigFile {
  public:
   explicit ConfigFile(const std::string& path)
-      : path_(path), json_(Json::parse(read_whole(path, "load_adapters"), path)) {}
+      : path_(path), json_(Json::read_file(path, "load_adapters")) {}
 
   LoraOptions options() const {
     if (!json_.is_object()) fail("must be an object");
     const Json* kind = json_.find("fine_tune_type");
     if (kind != nullptr && (!kind->is_string() || kind->string() != "lora")) {
-      fail("fine_tune_type must be \"lora\", got " + kind->dump());
+      fail("fine_tune_type must be \"lora\", got " + shown(kind->dump()));
     }
     const Json* lora = json_.find("lora_parameters");
     if (lora == nullptr || !lora->is_object()) fail("lora_parameters must be an object");
@@ -58,10 +59,10 @@ class ConfigFile {
     const Json* keys = lora->find("keys");
     if (keys == nullptr || keys->is_null()) return options;
     if (!keys->is_array() || keys->array().empty()) {
-      fail("keys must be a list of names, got " + keys->dump());
+      fail("keys must be a list of names, got " + shown(keys->dump()));
     }
     for (const Json& key : keys->array()) {
-      if (!key.is_string()) fail("keys must be a list of names, got " + keys->dump());
+      if (!key.is_string()) fail("keys must be a list of names, got " + shown(keys->dump()));
       options.keys.push_back(key.string());
     }
     return options;
@@ -79,12 +80,14 @@ class ConfigFile {
   }
   std::int64_t integer(const Json& object, const char* key) const {
     const Json& value = at(object, key);
-    if (!value.is_integer()) fail(std::string(key) + " must be an integer, got " + value.dump());
+    if (!value.is_integer())
+      fail(std::string(key) + " must be an integer, got " + shown(value.dump()));
     return value.integer();
   }
   double number(const Json& object, const char* key) const {
     const Json& value = at(object, key);
-    if (!value.is_number()) fail(std::string(key) + " must be a number, got " + value.dump());
+    if (!value.is_number())
+      fail(std::string(key) + " must be a number, got " + shown(value.dump()));
     return value.number();
   }
 
@@ -112,7 +115,8 @@ Tensor read_adapter(CommandEncoder& encoder, const formats::SafetensorsFile& fil
                     const std::string& name, const Shape& shape) {
   const formats::TensorInfo& info = file.info(name);
   if (!(info.shape == shape) || !info.dtype || !is_kernel_float(*info.dtype)) {
-    throw Error(Errc::kIo, file.path() + ": the tensor " + name + " must be " + to_string(shape) +
+    throw Error(Errc::kIo, file.path() + ": the tensor " + shown(name) + " must be " +
+                               to_string(shape) +
                                " of f32, f16 or bf16 for this model and rank, got " +
                                to_string(info.shape) + " " + info.type);
   }
@@ -165,7 +169,7 @@ void save_adapters(const Model& model, const std::string& folder, const LoraOpti
   if (!options.keys.empty()) lora.set("keys", full_keys(model, options));
   const Json config = Json::Object{
       {"fine_tune_type", "lora"}, {"num_layers", options.num_layers}, {"lora_parameters", lora}};
-  write_whole(folder + kConfig, config.dump(4) + "\n", "save_adapters");
+  write_whole(folder + kConfig, config.dump(4) + "\n", "save_adapters", WholeFile::Links::kReplace);
 }
 
 LoraOptions load_adapters(CommandEncoder& encoder, Model& model, const std::string& folder) {
@@ -175,6 +179,7 @@ LoraOptions load_adapters(CommandEncoder& encoder, Model& model, const std::stri
   const ConfigFile config(folder + kConfig);
   LoraOptions options = config.options();
   keep_known_keys(model, options, config);
+  if (const Check wrong = lora_check(model, options)) config.fail(wrong->what());
   load_adapter_weights(encoder, model, folder + kWeights, options);
   return options;
 }
@@ -192,7 +197,7 @@ void load_adapter_weights(CommandEncoder& encoder, Model& model, const std::stri
     if (adapter && std::find(chosen.begin(), chosen.end(), module_of(name)) != chosen.end()) {
       continue;
     }
-    throw Error(Errc::kIo, file.path() + ": the tensor " + name +
+    throw Error(Errc::kIo, file.path() + ": the tensor " + shown(name) +
                                " is no adapter of this model for these layers and keys");
   }
   if (file.names().empty()) throw Error(Errc::kIo, file.path() + ": holds no adapters");

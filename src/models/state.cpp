@@ -303,7 +303,8 @@ LayerPast State::past(std::size_t layer, std::int64_t sequence) const {
 }
 
 Tensor prefill(CommandEncoder& encoder, const Model& model, State& state, std::int64_t sequence,
-               std::span<const std::int32_t> tokens, std::int64_t chunk) {
+               std::span<const std::int32_t> tokens, std::int64_t chunk,
+               const std::function<void(std::int64_t)>& progress) {
   std::int64_t& length = state.lengths_[state.place(sequence)];
   const auto count = static_cast<std::int64_t>(tokens.size());
   if (count == 0 || chunk < 1) {
@@ -325,6 +326,10 @@ Tensor prefill(CommandEncoder& encoder, const Model& model, State& state, std::i
     for (std::size_t l = 0; l < state.layers_.size(); ++l) {
       const LayerPast past = state.past(l, sequence);
       stream = run_layer(tape, model, static_cast<std::int64_t>(l), stream, &past);
+      if (progress) {
+        progress(at + n * static_cast<std::int64_t>(l + 1) /
+                          static_cast<std::int64_t>(state.layers_.size()));
+      }
     }
     length += n;
     if (at + n == count) {

@@ -3,6 +3,7 @@
 #include "mlxtape/jobs/dataset.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <numeric>
 
@@ -335,28 +336,59 @@ TEST_F(DataFiles, ATextIsCut) {
 
 TEST_F(DataFiles, BadLinesAreNamed) {
   expect_said("{\"text\": \"fine\"}\n\n{\"text\": 3}\n",
-              "some.jsonl:3: \"text\" must be a text, got a number");
-  expect_said("{\"text\": \"fine\"}\n{\"text\": \"fi", "some.jsonl:2: byte ");
-  expect_said("{\"text\": \"a\xFF\"}\n", "some.jsonl:1: byte ");
-  expect_said("{\"txt\": \"a\"}\n", "some.jsonl:1: a line must be an object with \"messages\"");
-  expect_said("[1]\n", "some.jsonl:1: a line must be an object");
-  expect_said("{\"text\": \"\"}\n", "some.jsonl:1: a sample must have at least 2 tokens");
+              "some.jsonl: line 3: \"text\" must be a text, got a number");
+  expect_said("{\"text\": \"fine\"}\n{\"text\": \"fi", "some.jsonl: line 2 is not JSON: byte ");
+  expect_said("nope\n", "some.jsonl: line 1 is not JSON: byte 0: must be null, got 'nope'");
+  expect_said("{\"text\": \"fine\"}\n\xEF\xBB\xBF{\"text\": \"fine\"}\n",
+              "some.jsonl: line 2 is not JSON: byte 0: must be a value, got a byte order mark");
+  expect_said("{\"text\": \"a\xFF\"}\n", "some.jsonl: line 1 is not JSON: byte ");
+  expect_said("{\"txt\": \"a\"}\n",
+              "some.jsonl: line 1: a line must be an object with \"messages\"");
+  expect_said("[1]\n", "some.jsonl: line 1: a line must be an object");
+  expect_said("{\"text\": \"\"}\n", "some.jsonl: line 1: a sample must have at least 2 tokens");
   expect_said("{\"prompt\": [], \"completion\": \"a\"}\n",
-              "some.jsonl:1: \"prompt\" must be a text, got an array");
+              "some.jsonl: line 1: \"prompt\" must be a text, got an array");
   expect_said("{\"messages\": []}\n",
-              "some.jsonl:1: \"messages\" must be an array of at least one");
-  expect_said("{\"messages\": {}}\n", "some.jsonl:1: \"messages\" must be an array");
+              "some.jsonl: line 1: \"messages\" must be an array of at least one");
+  expect_said("{\"messages\": {}}\n", "some.jsonl: line 1: \"messages\" must be an array");
   expect_said("{\"messages\": [{\"content\": \"a\"}]}\n",
-              "some.jsonl:1: each of \"messages\" must");
+              "some.jsonl: line 1: each of \"messages\" must");
   const Tokenizer plain = tokenizer(false);
   EXPECT_EQ(
       formats::message_of(
           [&] { read("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n", plain); },
           Errc::kIo, folder_.path.string() + "/")
-          .substr(0, 14),
-      "some.jsonl:1: ");
+          .substr(0, 20),
+      "some.jsonl: line 1: ");
   expect_error(Errc::kArgument, "max_tokens must be at least 2, got 1",
                [&] { read("", plain, {.max_tokens = 1}); });
+}
+
+TEST_F(DataFiles, APipeIsNotWaitedFor) {
+  const Tokenizer t = tokenizer(false);
+  for (const std::string name : {"pipe.jsonl", "pipe.txt"}) {
+    ASSERT_EQ(mkfifo((folder_ / name).c_str(), 0600), 0);
+    EXPECT_EQ(formats::message_of([&] { jobs::read_data(folder_ / name, t); }, Errc::kIo,
+                                  folder_.path.string() + "/"),
+              "data: " + name + " must be a file, got a pipe");
+  }
+}
+
+// The lines of a file are not all in memory, nor is more room for tokens than there are.
+TEST_F(DataFiles, SamplesHoldTheirTokensAlone) {
+  const Tokenizer t = tokenizer(false);
+  std::string lines;
+  for (int i = 0; i < 1000; ++i) {
+    lines += "{\"prompt\": \"" + std::string(300, 'p') + "\", \"completion\": \"c\"}\n" +
+             "{\"text\": \"" + std::string(400, 't') + "\"}\n";
+  }
+  std::size_t tokens = 0, room = 0;
+  for (const Sample& sample : read(lines, t, {.max_tokens = 50})) {
+    tokens += sample.tokens.size();
+    room += sample.tokens.capacity();
+  }
+  EXPECT_EQ(tokens, 2000U * 50);
+  EXPECT_EQ(room, tokens);
 }
 
 TEST_F(DataFiles, AFolderHasThree) {

@@ -314,7 +314,7 @@ TEST_P(Dwq, SaysWhatIsWrong) {
   expect_error(Errc::kArgument, "the validation must have a target that counts", [&] {
     jobs::dwq(encoder(), student, {&teacher, nullptr}, train_, {{1, 1, {1}, {-1}, 0}});
   });
-  expect_error(Errc::kArgument, "a token must be in the vocabulary of 80, got 81", [&] {
+  expect_error(Errc::kIo, "a token must be in the vocabulary of 80, got 81", [&] {
     jobs::dwq(encoder(), student, {&teacher, nullptr}, train_, {{1, 1, {81}, {1}, 1}});
   });
 }

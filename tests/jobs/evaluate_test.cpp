@@ -196,18 +196,22 @@ TEST_P(Evaluate, HoldsFewLogits) {
 TEST_P(Evaluate, SaysWhatIsWrong) {
   make("qwen3", 4);
   const auto refused = [&](const std::string& says, const std::vector<Batch>& batches,
-                           const models::Model* reference = nullptr, std::int64_t chunk = 0) {
+                           const models::Model* reference = nullptr, std::int64_t chunk = 0,
+                           Errc code = Errc::kArgument) {
     jobs::EvaluateOptions options;
     options.chunk_rows = chunk;
-    expect_error(Errc::kArgument, says,
+    expect_error(code, says,
                  [&] { jobs::evaluate(encoder(), model_, reference, batches, options); });
   };
   const Batch good{1, 2, {1, 2}, {2, 3}, 2};
   refused("there must be a batch", {});
   refused("chunk_rows must be at least 0, got -1", {good}, nullptr, -1);
-  refused("a token must be in the vocabulary of 80, got 80", {good, {1, 2, {1, 80}, {2, 3}, 2}});
-  refused("a token must be in the vocabulary of 80, got -1", {{1, 2, {1, -1}, {2, 3}, 2}});
-  refused("a target must be in the vocabulary of 80, got 90", {{1, 2, {1, 2}, {90, 3}, 2}});
+  const auto foreign = [&](const std::string& says, const std::vector<Batch>& batches) {
+    refused(says, batches, nullptr, 0, Errc::kIo);
+  };
+  foreign("a token must be in the vocabulary of 80, got 80", {good, {1, 2, {1, 80}, {2, 3}, 2}});
+  foreign("a token must be in the vocabulary of 80, got -1", {{1, 2, {1, -1}, {2, 3}, 2}});
+  foreign("a target must be in the vocabulary of 80, got 90", {{1, 2, {1, 2}, {90, 3}, 2}});
   refused("got 2 and 1 in [1, 2]", {{1, 2, {1, 2}, {3}, 2}});
   refused("got 0 and 0 in [0, 2]", {{0, 2, {}, {}, 0}});
   refused("a target that counts", {{1, 2, {1, 2}, {-1, -1}, 0}});

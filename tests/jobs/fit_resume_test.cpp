@@ -7,8 +7,10 @@
 #include <csignal>
 #include <optional>
 
+#include "base/sanitizers.h"
 #include "jobs/fit_support.h"
 #include "mlxtape/base/files.h"
+#include "mlxtape/formats/safetensors.h"
 #include "mlxtape/ops/reduce.h"
 
 namespace mlxtape::test {
@@ -74,7 +76,7 @@ TEST_P(FitResume, StoppedAnywhereItGoesOnWithTheSameBits) {
   }
 }
 
-#if !defined(__SANITIZE_THREAD__)  // ThreadSanitizer does not follow threads into a child
+#ifndef MT_THREAD_SANITIZER  // ThreadSanitizer does not follow threads into a child
 TEST_P(FitResume, KilledAnywhereItGoesOnWithTheSameBits) {
   if (GetParam() != Backend::kCpu) GTEST_SKIP() << "a forked child cannot use the parent's device";
   FitOptions o = in_folder("killed", 40);
@@ -86,11 +88,13 @@ TEST_P(FitResume, KilledAnywhereItGoesOnWithTheSameBits) {
   alone.resume = false;
   const FitResult want = run(whole, alone);
 
-  std::mt19937 bits(std::random_device{}());
+  // Others are drawn with --gtest_random_seed.
+  const auto seed = static_cast<unsigned>(GTEST_FLAG_GET(random_seed));
+  std::mt19937 bits(seed);
   int killed = 0;
   for (int i = 0; i < 10; ++i) {
     const unsigned wait = bits() % 12000;
-    SCOPED_TRACE("killed after us: " + std::to_string(wait));
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", killed after us: " + std::to_string(wait));
     const pid_t child = fork();
     if (child == 0) {
       try {
@@ -167,7 +171,7 @@ TEST_P(FitResume, AFullDiskLeavesTheStateBefore) {
   EXPECT_EQ(
       said,
       "fit: the state of step 4 could not be written: safetensors: full/state.safetensors must "
-      "be writable, got File too large; the state of step 2 in full/state.safetensors is whole");
+      "be writable, got File too large; the state of step 2 is saved in full/state.safetensors");
   EXPECT_EQ(read_whole(o.folder + "/state.safetensors", "test"), before);
   EXPECT_EQ(saved, 2);
 
@@ -232,6 +236,99 @@ TEST_P(FitResume, NothingIsKeptOfAStepThatIsNotFinite) {
   };
   expect_error(Errc::kArgument, "the loss of the validation after step 0 must be finite", fails);
   EXPECT_THROW(fails(), jobs::NotFinite);
+}
+
+// ---- what is not as it was written ----
+
+TEST_P(FitResume, ADamagedStateIsNotUsed) {
+  FitOptions o = in_folder("damaged");
+  std::int64_t steps = 0;
+  FitHooks hooks;
+  hooks.on_step = [&](std::int64_t step) {
+    steps = step;
+  };
+  hooks.stop = [&] {
+    return steps == 3;
+  };
+  run(Toy(encoder(), DType::kF32), o, hooks);
+  EXPECT_EQ(jobs::state_fault(o.folder), "");
+  for (const char* name : {"/state.safetensors", "/best.safetensors"}) {
+    const std::string file = o.folder + name, good = read_whole(file, "test");
+    const auto refuses = [&](const std::string& bytes, const std::string& what) {
+      SCOPED_TRACE(name + (": " + what));
+      formats::put(file, bytes);
+      const Toy toy(encoder(), DType::kF32), untouched(encoder(), DType::kF32);
+      const std::string said = formats::message_of([&] { run(toy, o); }, Errc::kIo);
+      EXPECT_TRUE(said.starts_with("fit: " + file + ": is damaged (safetensors: ")) << said;
+      EXPECT_TRUE(said.ends_with("; restore it from a copy, or delete it to start over")) << said;
+      EXPECT_EQ(jobs::state_fault(o.folder), said);
+      EXPECT_TRUE(read_whole(file, "test") == bytes);
+      const bool is_state = file.ends_with("/state.safetensors");  // the best comes behind it
+      EXPECT_TRUE(!is_state || toy.bits() == untouched.bits());
+    };
+    for (std::size_t at = 0; at < good.size(); at += 97) {
+      std::string bytes = good;
+      bytes[at] = static_cast<char>(bytes[at] ^ 4);
+      refuses(bytes, "bit of byte " + std::to_string(at));
+    }
+    std::string random = good;
+    std::mt19937 bits(5);
+    for (std::size_t i = good.size() / 2; i < good.size(); ++i) {
+      random[i] = static_cast<char>(bits());
+    }
+    refuses(random, "random bytes");
+    refuses(good.substr(0, good.size() - 1), "the last byte is gone");
+    refuses(good + "x", "a byte more");
+    refuses("", "empty");
+    formats::put(file, good);
+  }
+  const Toy rest(encoder(), DType::kF32), whole(encoder(), DType::kF32);
+  expect_same(run(rest, o), run(whole, options()));
+}
+
+TEST_P(FitResume, AStateWithoutAChecksumIsRefused) {
+  const FitOptions o = in_folder("older");
+  const std::string file = o.folder + "/state.safetensors";
+  std::filesystem::create_directories(o.folder);
+  const Tensor t = Device::cpu().zeros({1}, DType::kF32);
+  formats::write_safetensors(file, std::vector<formats::NamedTensor>{{"mix", t}},
+                             {{"format", "mlxtape fit 1"}});
+  expect_error(Errc::kIo, file + ": was written by an older version, without a checksum",
+               [&] { run(Toy(encoder(), DType::kF32), o); });
+  formats::write_safetensors(file, std::vector<formats::NamedTensor>{{"mix", t}},
+                             {{"format", "mlxtape fit 2"}});
+  expect_error(Errc::kIo, "must end with its checksum, got none",
+               [&] { run(Toy(encoder(), DType::kF32), o); });
+}
+
+// What a run says of its state it has looked at.
+TEST_P(FitResume, AStateThatIsGoneIsNotCalledSaved) {
+  for (const bool is_gone : {true, false}) {
+    const FitOptions o = in_folder(is_gone ? "gone" : "spoilt");
+    const std::string file = o.folder + "/state.safetensors";
+    const Toy toy(encoder(), DType::kF32);
+    FitHooks hooks;
+    hooks.on_step = [&](std::int64_t step) {
+      if (step != 5) return;
+      if (is_gone) {
+        std::filesystem::remove_all(o.folder);
+      } else {
+        formats::put(file, read_whole(file, "test") + "x");
+      }
+    };
+    const auto objective = [&](Tape& tape, std::int64_t batch) {
+      Recorded r = toy.record(tape, batch);
+      if (batch == 5) r.loss = ops::add(tape, r.loss, encoder().full({}, DType::kF32, NAN));
+      return r;
+    };
+    const std::string said = formats::message_of(
+        [&] { jobs::fit(encoder(), toy.trainables, objective, o, hooks); }, Errc::kArgument);
+    EXPECT_NE(said.find("the state of step 4 is lost: fit: " + file +
+                        (is_gone ? ": is missing" : ": is damaged")),
+              std::string::npos)
+        << said;
+    EXPECT_NE(jobs::state_fault(o.folder), "");
+  }
 }
 
 TEST_P(FitResume, AStateIsTakenAway) {

@@ -132,21 +132,60 @@ TEST_P(Generate, TakesRoomAsItGoesOn) {
   EXPECT_LT(many.peak_bytes, std::size_t{64} << 20U);
 }
 
+// All of every prompt, growing, layer by layer; whatever the chunks.
+TEST_P(Generate, TellsHowMuchIsRead) {
+  GenerateOptions options;
+  options.max_tokens = 2;
+  options.prefill_chunk = 4;
+  std::vector<std::int64_t> seen;
+  options.on_read = [&](std::int64_t done, std::int64_t all) {
+    EXPECT_EQ(all, 17);
+    seen.push_back(done);
+  };
+  run({"HELLO", "ABCABCABCABC"}, options);
+  EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
+  ASSERT_FALSE(seen.empty());
+  EXPECT_EQ(seen.back(), 17);
+  const auto layers = small_config("qwen3_next").find("num_hidden_layers")->integer();
+  EXPECT_EQ(seen.size(), static_cast<std::size_t>(5 * layers));  // 4 + 1 and 4 + 4 + 4 tokens
+}
+
+TEST_P(Generate, TellsOnceOfTextsBeyondThePositions) {
+  const std::int64_t positions = small_model(encoder(), "qwen3_next").config.max_positions;
+  const auto told = [&](std::int64_t prompt, std::int64_t more) {
+    GenerateOptions options;
+    options.max_tokens = more;
+    options.ignore_ends = true;
+    std::vector<std::int64_t> numbers;
+    options.on_beyond = [&](std::int64_t tokens, std::int64_t known) {
+      numbers.push_back(tokens);
+      EXPECT_EQ(known, positions);
+    };
+    run({std::string(static_cast<std::size_t>(prompt), 'A'), "B"}, options);
+    return numbers;
+  };
+  // The last token that is generated is not read.
+  EXPECT_EQ(told(positions - 4, 5), (std::vector<std::int64_t>{}));
+  EXPECT_EQ(told(positions - 4, 8), (std::vector<std::int64_t>{positions + 1}));
+  EXPECT_EQ(told(positions, 1), (std::vector<std::int64_t>{}));
+  EXPECT_EQ(told(positions + 7, 3), (std::vector<std::int64_t>{positions + 7}));
+}
+
 TEST_P(Generate, SaysWhatIsWrong) {
   const models::Model model = small_model(encoder(), "qwen3");
   const auto refused = [&](const std::string& says,
                            const std::vector<std::vector<std::int32_t>>& prompts,
-                           std::int64_t max_tokens = 3) {
+                           std::int64_t max_tokens = 3, Errc code = Errc::kArgument) {
     GenerateOptions options;
     options.max_tokens = max_tokens;
-    expect_error(Errc::kArgument, says,
+    expect_error(code, says,
                  [&] { jobs::generate(encoder(), model, tokenizer_, prompts, options); });
   };
   refused("there must be a prompt", {});
   refused("at least one token", {{1}, {}});
   refused("max_tokens must be at least 1 and at most 2^31, got 0", {{1}}, 0);
-  refused("token 80 is not in the model's vocabulary of 80", {{1, 80}});
-  refused("token -1 is not", {{-1}});
+  refused("the prompt's tokens must be in the vocabulary of 80, got 80", {{1, 80}}, 3, Errc::kIo);
+  refused("the prompt's tokens must be in the vocabulary of 80, got -1", {{-1}}, 3, Errc::kIo);
 }
 
 MT_ON_EVERY_BACKEND(Generate);

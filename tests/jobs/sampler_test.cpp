@@ -140,10 +140,15 @@ TEST(Sampler, SaysWhatIsWrong) {
   expect_refused({
       {"cold", with([](auto& o) { o.temperature = -1; }), Errc::kArgument, "temperature"},
       {"no number", with([](auto& o) { o.temperature = NAN; }), Errc::kArgument, "temperature"},
+      {"too hot", with([](auto& o) { o.temperature = INFINITY; }), Errc::kArgument, "temperature"},
       {"top_p", with([](auto& o) { o.top_p = -0.1; }), Errc::kArgument, "top_p"},
+      {"no top_p", with([](auto& o) { o.top_p = 0; }), Errc::kArgument, "above 0 and at most 1"},
+      {"all top_p", with([](auto& o) { o.top_p = 2; }), Errc::kArgument, "above 0 and at most 1"},
       {"min_p", with([](auto& o) { o.min_p = 1.1; }), Errc::kArgument, "min_p"},
-      {"top_k", with([](auto& o) { o.top_k = -1; }), Errc::kArgument, "top_k"},
+      {"top_k", with([](auto& o) { o.top_k = -1; }), Errc::kArgument, "at least 0, got -1"},
       {"penalty", with([](auto& o) { o.repetition_penalty = 0; }), Errc::kArgument, "penalty"},
+      {"endless penalty", with([](auto& o) { o.repetition_penalty = INFINITY; }), Errc::kArgument,
+       "penalty"},
       {"context", with([](auto& o) { o.repetition_context = -1; }), Errc::kArgument, "context"},
   });
   Sampler sampler({});

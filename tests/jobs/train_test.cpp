@@ -227,16 +227,17 @@ TEST_P(Train, RefusesWhatDoesNotFit) {
   const models::Model learner = model();
   const auto first = bits(learner);
   const TrainOptions o = options(2);
-  const auto fails = [&](const std::string& says, const DataSet& data, const TrainOptions& how) {
-    expect_error(Errc::kArgument, says, [&] { jobs::train(encoder(), learner, data, how); });
+  const auto fails = [&](const std::string& says, const DataSet& data, const TrainOptions& how,
+                         Errc code = Errc::kArgument) {
+    expect_error(code, says, [&] { jobs::train(encoder(), learner, data, how); });
   };
   fails("there must be samples to learn from, got none", {}, o);
   fails("at least batch_size = 4 samples, got 3", {words(1, 3), {}, {}}, o);
   DataSet foreign{words(1, 8), words(2, 4), {}};
   foreign.valid[3].tokens[1] = 20;
-  fails("in the model's vocabulary of 20, got 20", foreign, o);
+  fails("in the model's vocabulary of 20, got 20", foreign, o, Errc::kIo);
   foreign.train[7].tokens[0] = -1;
-  fails("in the model's vocabulary of 20, got -1", foreign, o);
+  fails("in the model's vocabulary of 20, got -1", foreign, o, Errc::kIo);
   TrainOptions bad = o;
   bad.validation_batches = -2;
   fails("validation_batches must be at least -1", {words(1, 8), {}, {}}, bad);

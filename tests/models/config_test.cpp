@@ -122,12 +122,17 @@ TEST(ModelConfig, SaysWhatIsWrong) {
   put("use_sliding_window", "true", "windows are not supported");
   put("mlp_only_layers", R"(["a"])", R"("mlp_only_layers" must be numbers of layers, got "a")");
   put("rms_norm_eps", "-1", R"("rms_norm_eps" must be a number above 0)");
+  put("rms_norm_eps", "1e300", R"("rms_norm_eps" must be a number above 0 that a float can hold)");
+  put("rms_norm_eps", "1e-300", R"("rms_norm_eps" must be a number above 0 that a float can hold)");
+  put("model_type", R"("\u001b[31mEVIL\u0007")", R"(models of type "\x1b[31mEVIL\x07" are)");
   put("tie_word_embeddings", "1", R"("tie_word_embeddings" must be true or false)");
   put("num_key_value_heads", "3", "must be a multiple of");
   put("linear_num_key_heads", "3", R"("linear_num_value_heads" must be a multiple)");
   put("num_experts_per_tok", "9", "there are 8 experts");
   put("partial_rotary_factor", "0.2", "must be an even number of channels, got 3");
   put("partial_rotary_factor", "2", "got 32");
+  put("partial_rotary_factor", "1e30",
+      "1e+30 of \"head_dim\" 16 must be an even number of channels, got 32 or more");
   put("rope_scaling", R"({"type": "longrope", "factor": 2})", R"(rope of type "longrope")");
   put("rope_scaling", R"({"type": "yarn"})", R"("factor" is missing)");
   put("rope_scaling", "3", R"("rope_scaling" must be an object)");

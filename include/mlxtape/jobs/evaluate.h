@@ -9,7 +9,7 @@
 //            ones the first. Errors of means: std/√N. std has N − 1 in its denominator; of one target it is 0.
 // Types      logits are of the model's type, each target's numbers f32, the sums over targets double
 // Memory     hidden states of one batch; logits of some of its rows at a time, the reference's beside them
-// Errors     kArgument: no target that counts, a token outside the vocabulary, another vocabulary than the reference's;
+// Errors     kArgument: no target that counts, another vocabulary than the reference's; kIo: a token outside the vocabulary;
 //            NotFinite: a loss that is not finite (says where)
 #pragma once
 

@@ -9,13 +9,15 @@
 //            those that no token had stay as they are. With lazy_rows off every row decays, as in mlx-lm.
 // State      <folder>/state.safetensors: masters, moments, t, the best so far and what was reported, in one file that is there
 //            whole or not at all; <folder>/best.safetensors: the trainables where the validation was lowest, written after a
-//            state of that step. A batch is a function of its number, and so must be whatever else the objective draws:
+//            state of that step. Both end with a checksum, which is verified before anything of them is used: a damaged one is
+//            an error and stays as it is. States of format 1 had none and are refused. A batch is a function of its number, and so must be whatever else the objective draws:
 //            nothing else needs to be kept. The same bits are promised on the same device.
 //            A state belongs to a run with the same options and fingerprint: another is an error that says which setting
 //            differs. Free to change are report_every, save_every and, without cosine, iterations.
 //            Where a state is and resume is off, it is refused: a run must not write over another.
 // Errors     a loss or norm that is not finite: NotFinite; says at which step, that nothing of it was kept, and from where to
-//            go on. The state on the disk is then the last good one. One that cannot be written: kIo, the one before is whole.
+//            go on. The state on the disk is then the last good one. One that cannot be written: kIo, the one before is there
+//            still. Either says so only after it has read it.
 #pragma once
 
 #include <cstdint>
@@ -101,6 +103,8 @@ void load_trainables(CommandEncoder& encoder, const std::string& file,
                      const std::vector<Trainable>& trainables);
 
 bool has_state(const std::string& folder);
+// Why the run in a folder cannot go on: its state is missing, or a file of it is damaged. Empty: it can; both were read.
+std::string state_fault(const std::string& folder);
 // Takes away what fit wrote there, and the folder where nothing else is in it. Throws kIo.
 void remove_state(const std::string& folder);
 

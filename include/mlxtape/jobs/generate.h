@@ -31,6 +31,10 @@ struct GenerateOptions {
   std::function<bool(std::size_t sequence, std::string_view text)> on_text;
   // Asked before each chunk of a prompt and each token: true ends all sequences, with what they have.
   std::function<bool()> stop;
+  // How much of all prompts has been read, in tokens; called as layers are done.
+  std::function<void(std::int64_t done, std::int64_t all)> on_read;
+  // Once, before a sequence first has more tokens than the model has positions.
+  std::function<void(std::int64_t tokens, std::int64_t positions)> on_beyond;
 };
 
 enum class Finish : std::uint8_t { kStopToken, kStopString, kLength, kCancelled };

@@ -2,9 +2,18 @@
 // is wrong by itself, the numbers ran away. Other errors of kArgument are.
 #pragma once
 
+#include <cmath>
+#include <string>
+
 #include "mlxtape/base/error.h"
 
 namespace mlxtape::jobs {
+
+// nan, inf or -inf. The sign of NaN says nothing, and differs from processor to processor.
+inline std::string text_of_nonfinite(double value) {
+  if (std::isnan(value)) return "nan";
+  return value > 0 ? "inf" : "-inf";
+}
 
 class NotFinite : public Error {
  public:

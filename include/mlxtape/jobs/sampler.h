@@ -5,8 +5,9 @@
 //            top_p: those whose more likely ones have at least top_p together; min_p: p < min_p·max p;
 //            top_k: all but the k most likely
 //            temperature 0: the most likely; else drawn with weights p^(1/temperature). Equal ones: the lower id first.
-// Random     one number in [0, 1) for each draw, from the seed, the sequence's number and the draw's alone: the same
-//            text whatever else is in the batch, on any device and any number of threads.
+// Random     one number in [0, 1) for each draw, from the seed, the sequence's number and the draw's alone, on any device.
+//            The logits have the same bits on any number of threads, but not on other devices or instruction sets: there a
+//            draw near the border of two tokens may go the other way, and the text with it.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,7 @@ namespace mlxtape::jobs {
 
 struct SamplingOptions {
   double temperature = 0;
-  double top_p = 1;        // off from 1 on, and at 0
+  double top_p = 1;        // above 0; off at 1
   double min_p = 0;        // off at 0
   std::int64_t top_k = 0;  // off at 0
   double repetition_penalty = 1;

@@ -22,7 +22,7 @@ struct DeviceBatch {
 };
 DeviceBatch to_device(CommandEncoder& encoder, const Batch& batch);
 
-// Throws kArgument for the first token that is not in a vocabulary of this size.
+// Throws kIo for the first token that is not in a vocabulary of this size: the tokenizer is another model's.
 void check_tokens(const std::vector<Sample>& samples, std::int64_t vocabulary);
 
 // Every sample, but at most so many batches, evenly over all lengths; -1: all. None where nothing in them counts.

@@ -6,6 +6,7 @@
 //            makes it anew, layer by layer: no Stepper may outlive that.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -59,7 +60,8 @@ class State {
  private:
   State(const State&) = default;
   friend Tensor prefill(CommandEncoder&, const Model&, State&, std::int64_t,
-                        std::span<const std::int32_t>, std::int64_t);
+                        std::span<const std::int32_t>, std::int64_t,
+                        const std::function<void(std::int64_t)>&);
   friend class Stepper;
   std::size_t place(std::int64_t sequence) const;  // checked
   LayerPast past(std::size_t layer, std::int64_t sequence) const;
@@ -77,9 +79,11 @@ class State {
 
 // Tokens must be in the vocabulary: prefill and step throw kArgument.
 
-// The next tokens of one sequence, chunk of them at a time; the logits [vocabulary] f32 after the last.
+// The next tokens of one sequence, chunk of them at a time; the logits [vocabulary] f32 after the last. progress is called
+// after every layer with how many tokens that work amounts to so far; on a GPU the work may still be queued.
 Tensor prefill(CommandEncoder& encoder, const Model& model, State& state, std::int64_t sequence,
-               std::span<const std::int32_t> tokens, std::int64_t chunk = 2048);
+               std::span<const std::int32_t> tokens, std::int64_t chunk = 2048,
+               const std::function<void(std::int64_t tokens)>& progress = {});
 
 // One token more for every sequence. The first step is captured, later ones replay it.
 class Stepper {
