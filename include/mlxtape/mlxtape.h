@@ -27,6 +27,7 @@
 #include "mlxtape/jobs/talk.h"
 #include "mlxtape/jobs/train.h"
 #include "mlxtape/models/config.h"
+#include "mlxtape/models/finite.h"
 #include "mlxtape/models/load.h"
 #include "mlxtape/models/lora.h"
 #include "mlxtape/models/model.h"

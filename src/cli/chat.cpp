@@ -1,4 +1,4 @@
-// chat: a talk with a model, a line at a time.
+// chat: turns of a user and a model, a line at a time.
 #include <CLI/CLI.hpp>
 
 #include <cerrno>
@@ -29,9 +29,9 @@ struct Flags {
 };
 
 const char* const kHelp =
-    "/reset  begin anew: nothing was said\n"
-    "/help   this text\n"
-    "/exit   leave, as does the end of the input (Ctrl-D)\n"
+    "/reset  start a new chat\n"
+    "/help   show this text\n"
+    "/exit   leave; so does the end of the input (Ctrl-D)\n"
     "Ctrl-C stops an answer.";
 
 // Lines of stdin; nothing at its end and on SIGTERM.
@@ -124,7 +124,8 @@ bool obey(const std::string& command, jobs::Talk& talk) {
   return true;
 }
 
-void run(jobs::Talk& talk, Device& device, const Globals& globals, const Flags& flags) {
+void run(jobs::Talk& talk, AnswerWatch& watch, Device& device, const Globals& globals,
+         const Flags& flags) {
   Totals totals;
   const Interrupts interrupts("");
   Lines lines;
@@ -138,14 +139,16 @@ void run(jobs::Talk& talk, Device& device, const Globals& globals, const Flags& 
     try {
       reply = talk.say(*line);
     } catch (const Error& e) {
+      watch.end();
       if (::isatty(STDIN_FILENO) == 0) throw;
       remark(std::string("mlxtape: ") + e.what());  // the talk is as it was, and somebody is there
       continue;
     }
     totals.add(reply);
     show(reply, globals, flags);
+    watch.end();
     if (std::ferror(stdout) != 0) return;  // nobody listens; the program ends with an error
-    if (Interrupts::signal() != SIGTERM) Interrupts::forget();
+    if (Interrupts::signal() == SIGINT) Interrupts::forget();
     if (Interrupts::asked()) break;
   }
   if (totals.turns > 0 && !globals.quiet) {
@@ -180,16 +183,18 @@ void chat(const Globals& globals, const Flags& flags) {
   Device& device = globals.device();
   const auto encoder = device.make_encoder();
   const models::Model model = load_model(flags.model, flags.adapters, *encoder, globals);
+  AnswerWatch watch(globals);
+  watch.attach(options.generate);
   jobs::Talk talk(*encoder, model, tokenizer, options);
   if (!globals.quiet && ::isatty(STDIN_FILENO) != 0) remark(kHelp);
-  run(talk, device, globals, flags);
+  run(talk, watch, device, globals, flags);
 }
 
 }  // namespace
 
 void add_chat(CLI::App& app, const Globals& globals) {
   CLI::App* command = add_command(
-      app, "chat", "a talk with a model, a line at a time; of each turn it reads only what is new.",
+      app, "chat", "chat with a model, a line at a time; each turn processes only the new tokens.",
       "Examples:\n"
       "  mlxtape chat --model my-model --temp 0.7\n"
       "  printf 'Hello\\nAnd in French?\\n' | mlxtape chat --model my-model --json");
@@ -200,13 +205,15 @@ void add_chat(CLI::App& app, const Globals& globals) {
   add_adapter_flag(*command, flags->adapters);
   command
       ->add_option("--max-context", flags->context,
-                   "tokens of the whole talk; 0: as many as the model knows positions")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 31))
+                   "maximum tokens of the whole chat; 0: the model's maximum context length")
+      ->check(whole_number(0, std::uint64_t{1} << 31U))
       ->type_name("N")
       ->group("Model");
   flags->chat.add_to(*command);
   flags->answer.add_to(*command);
-  command->add_flag("--verbose", flags->verbose, "what each turn took, on stderr")->group("Output");
+  command->add_flag("--verbose", flags->verbose, "print speed after each turn, on stderr")
+      ->group("Output");
+  add_hidden_names(*command, "--max-context", "-c,--ctx-size");
   command->callback([&globals, flags] { chat(globals, *flags); });
 }
 

@@ -6,6 +6,7 @@
 // all there is to say.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 namespace CLI {  // NOLINT(readability-identifier-naming): CLI11's own
 class App;
 class Option;
+class Validator;
 }  // namespace CLI
 
 namespace mlxtape::cli {
@@ -55,6 +57,16 @@ std::string shell_word(const std::string& word);
 CLI::App* add_command(CLI::App& app, const std::string& name, const std::string& sentence,
                       const std::string& examples);
 
+// What a flag takes, for Option::check: errors name the flag, what it takes and what it got. No value is left out in silence:
+// "1e2" is no whole number, "inf" and "nan" are no numbers.
+CLI::Validator whole_number(std::int64_t least, std::uint64_t most);
+CLI::Validator number(double least, double most);  // most: infinity where there is no such
+CLI::Validator number_above(double least, double most);
+
+// Another name of a flag with one value, which help and completions do not show: what users of other programs type. Where
+// both are given this one counts.
+void add_hidden_names(CLI::App& command, const std::string& flag, const std::string& names);
+
 // Errors of calls: kArgument, so that the program ends with kCalledWrongly.
 [[noreturn]] void called_wrongly(const std::string& what);
 
@@ -75,6 +87,7 @@ void add_inspect(CLI::App& app, const Globals& globals);
 void add_kernels(CLI::App& app, const Globals& globals);
 void add_lora(CLI::App& app, const Globals& globals);
 void add_man(CLI::App& app, const Globals& globals);
+void add_new(CLI::App& app, const Globals& globals);
 void add_selftest(CLI::App& app, const Globals& globals);
 void add_train(CLI::App& app, const Globals& globals);
 

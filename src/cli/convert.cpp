@@ -25,6 +25,7 @@ struct Flags {
   int bits = 0, group_size = 0;
   std::string recipe, dtype, rounding = "gpu";
   std::vector<std::string> exceptions;
+  FiniteFlag finite;
 };
 
 void expect_flags(const Flags& flags) {
@@ -133,22 +134,26 @@ models::Model quantized(CommandEncoder& encoder, const models::Model& model, con
 void convert(const Globals& globals, const Flags& flags) {
   expect_flags(flags);
   expect_model(flags.from);
+  expect_apart({"--mlx-path", flags.to}, {{"--model", flags.from}});
   expect_place(flags.to, flags.force, "--mlx-path");
   const auto encoder = globals.device_or_cpu().make_encoder();
   const Interrupts interrupts("stopping, nothing is written");
   models::Model model = load_model(flags.from, *encoder, globals);
   const std::size_t before = models::weight_bytes(model);
+  const bool was_finite = flags.finite.expect(*encoder, model, flags.from);
   if (const auto type = type_of(flags, model.config)) {
     model = models::cast_model(*encoder, model, *type);
+    // A number may be too large for a narrower type.
+    if (was_finite) {
+      flags.finite.expect(*encoder, model, flags.from + ", converted to " + name_of(*type),
+                          "they are too large for it, --dtype float32 holds them");
+    }
   }
   if (flags.quantize) model = quantized(*encoder, model, flags, globals);
   if (flags.dequantize) model = models::dequantize_model(*encoder, model);
   encoder->commit_and_wait();
   if (Interrupts::asked()) throw Exit{kInterrupted};
-  models::SaveOptions save;
-  save.files_from = flags.from;
-  save.replace = flags.force;
-  models::save_model(model, flags.to, save);
+  save_result(model, flags.to, flags.from, flags.force);
 
   const std::size_t after = models::weight_bytes(model);
   const double bits = models::bits_per_weight(model);
@@ -167,36 +172,39 @@ void convert(const Globals& globals, const Flags& flags) {
 
 void add_packing(CLI::App& command, Flags& flags) {
   const char* group = "Packing";
-  command.add_option("--q-bits", flags.bits, "bits of a weight")
+  command.add_option("--q-bits", flags.bits, "bits per weight")
       ->check(CLI::IsMember({2, 3, 4, 5, 6, 8}))
       ->type_name("N")
       ->default_str("4")
       ->group(group);
-  command.add_option("--q-group-size", flags.group_size, "weights that share a scale and a bias")
+  command.add_option("--q-group-size", flags.group_size, "weights that share one scale and bias")
       ->check(CLI::IsMember({32, 64, 128}))
       ->type_name("N")
       ->default_str("64")
       ->group(group);
   command
-      .add_option("--quant-predicate", flags.recipe,
-                  "low bits for most, high ones for the head and the v_proj and down_proj that "
-                  "matter most; routers have 8 bits in all of them")
+      .add_option(
+          "--quant-predicate", flags.recipe,
+          "mixed-precision recipe: low bits for most modules, high bits for the head and the "
+          "v_proj and down_proj that matter most; routers have 8 bits in all of them")
       ->check(CLI::IsMember(models::mixed_recipes()))
       ->type_name("RECIPE")
       ->group(group);
   command
       .add_option("--q-module", flags.exceptions,
-                  "PATTERN=BITS[:GROUP]: modules whose path fits, otherwise; * is any text, 0 "
-                  "bits: not packed; the last that fits counts")
+                  "PATTERN=BITS[:GROUP]: other settings for modules whose path matches; * is any "
+                  "text, 0 bits: not quantised; the last match counts")
       ->allow_extra_args(false)
       ->type_name("RULE")
       ->group(group);
   command
       .add_option("--q-rounding", flags.rounding,
-                  "as MLX rounds on a GPU, as published files were made, or on a CPU")
+                  "round as MLX does on a GPU (published files were made so) or on a CPU")
       ->check(CLI::IsMember({"gpu", "cpu"}))
       ->type_name("RULE")
       ->group(group);
+  add_hidden_names(command, "--q-bits", "--bits");
+  add_hidden_names(command, "--q-group-size", "--group-size");
 }
 
 void add(CLI::App& app, const Globals& globals, const char* name, bool quantize,
@@ -207,24 +215,28 @@ void add(CLI::App& app, const Globals& globals, const char* name, bool quantize,
   flags->quantize = quantize;
   command
       ->add_option("--hf-path,--model", flags->from,
-                   "the directory to read, MLX's or Hugging Face's")
+                   "the model to read, in MLX or Hugging Face format")
       ->required()
       ->type_name("DIR")
       ->group("Model");
   command->add_option("--mlx-path", flags->to, "the directory to write")
       ->type_name("DIR")
       ->group("Model");
-  command->add_flag("--force", flags->force, "replace what is at --mlx-path, once the new is whole")
+  command
+      ->add_flag("--force", flags->force,
+                 "overwrite the model at --mlx-path, once the new one is complete")
       ->group("Model");
   command
       ->add_option("--dtype", flags->dtype,
-                   "type of what is not packed; without it the one config.json names")
+                   "dtype of weights that are not quantised; without it the one in config.json")
       ->check(CLI::IsMember({"float16", "bfloat16", "float32"}))
       ->type_name("TYPE")
       ->group("Model");
+  flags->finite.add_to(*command, "Model");
   if (!quantize) {
-    command->add_flag("-q,--quantize", flags->quantize, "pack the weights")->group("Packing");
-    command->add_flag("-d,--dequantize", flags->dequantize, "unpack the weights")->group("Packing");
+    command->add_flag("-q,--quantize", flags->quantize, "quantise the weights")->group("Packing");
+    command->add_flag("-d,--dequantize", flags->dequantize, "dequantise the weights")
+        ->group("Packing");
   }
   add_packing(*command, *flags);
   command->callback([&globals, flags] { convert(globals, *flags); });
@@ -234,12 +246,13 @@ void add(CLI::App& app, const Globals& globals, const char* name, bool quantize,
 
 void add_convert(CLI::App& app, const Globals& globals) {
   add(app, globals, "convert", false,
-      "a model in MLX format from another directory: packed with -q, unpacked with -d, of another "
-      "type; --device auto is the CPU here.",
+      "convert a model directory to MLX format: quantise with -q, dequantise with -d, or change "
+      "the "
+      "dtype; --device auto is the CPU here.",
       "Examples:\n"
       "  mlxtape convert --hf-path Qwen3-0.6B --mlx-path my-model -q --q-bits 4\n"
       "  mlxtape convert --model my-model --mlx-path wide -d --dtype float32");
-  add(app, globals, "quantize", true, "convert with -q: a model's weights in a few bits.",
+  add(app, globals, "quantize", true, "quantise a model's weights; same as convert -q.",
       "Examples:\n"
       "  mlxtape quantize --model my-model --mlx-path small --quant-predicate mixed_3_6\n"
       "  mlxtape quantize --model my-model --mlx-path small --q-bits 3 --q-module "

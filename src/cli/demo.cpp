@@ -8,6 +8,8 @@
 #include "command.h"
 #include "demo.h"
 #include "interrupt.h"
+#include "mlxtape/base/files.h"
+#include "mlxtape/formats/model_directory.h"
 #include "output.h"
 
 namespace mlxtape::cli {
@@ -15,6 +17,17 @@ namespace mlxtape::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using formats::Json;
+
+// {} is what a demo begins with.
+bool is_demo(const std::string& file) {
+  try {
+    const Json json = Json::parse(read_whole(file, "demo"), file);
+    return json.is_object() && (json.object().empty() || json.find("held_out_cases") != nullptr);
+  } catch (const Error&) {
+    return false;
+  }
+}
 
 // A folder that is there must be a demo's: models in it are replaced.
 void expect_place(const Globals& globals, const DemoFlags& flags) {
@@ -22,16 +35,22 @@ void expect_place(const Globals& globals, const DemoFlags& flags) {
   const bool goes_on = has_demo_state(out);
   if (goes_on && !flags.resume) {
     throw Error(Errc::kIo, out +
-                               "/state: holds a demo that is not done; --resume goes on with it, "
-                               "and once that folder is removed one begins anew");
+                               "/state: contains an unfinished demo; use --resume, or delete it to "
+                               "start over");
   }
   if (!goes_on && flags.resume && !globals.quiet)
     remark(out + "/state: holds no demo yet, one begins");
   std::error_code reason;
   if (!fs::exists(out, reason)) return;
-  const bool is_ours = fs::exists(fs::path(out) / "demo.json", reason);
-  if (is_ours || (fs::is_directory(out, reason) && fs::is_empty(out, reason))) return;
-  throw Error(Errc::kIo, out + ": is there and is no demo's; --out writes elsewhere");
+  const bool is_empty = fs::is_directory(out, reason) && fs::is_empty(out, reason);
+  if (!is_empty && !is_demo(out + "/demo.json")) {
+    throw Error(Errc::kIo, out + ": already exists and is not a demo's; use another --out");
+  }
+  for (const char* name : kDemoModels) {
+    const std::string folder = out + "/" + name, fault = formats::replace_fault(folder);
+    if (fault.empty()) continue;
+    throw Error(Errc::kIo, folder + ": " + fault + ", so it is not overwritten; use another --out");
+  }
 }
 
 void print_tables(const DemoResult& result) {

@@ -1,6 +1,7 @@
 // The demo's parts: the model it builds, what a run finds out, and the page that tells of it.
 #pragma once
 
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,8 +17,8 @@ struct Globals;
 
 // A Qwen3-Next of 2 M parameters whose tokens are bytes, the line's end the end of text.
 models::Config demo_config();
-// tokenizer.json and tokenizer_config.json.
-void write_byte_tokenizer(const std::string& folder);
+// tokenizer.json and tokenizer_config.json; errors begin with who.
+void write_byte_tokenizer(const std::string& folder, const char* who = "demo");
 
 struct DemoPoint {
   std::int64_t step = 0;
@@ -75,6 +76,9 @@ struct DemoFlags {
 // bits: the states of training and distillation, and progress.json. Where Interrupts asks to stop it says how to go on and
 // ends with kInterrupted.
 DemoResult run_demo(const Globals& globals, const DemoFlags& flags);
+// The models' folders in out.
+inline constexpr std::array kDemoModels = {"full", "4bit", "2bit", "2bit-dwq"};
+
 // Is there a run in out that is not done?
 bool has_demo_state(const std::string& out);
 

@@ -1,4 +1,8 @@
+#include <array>
+#include <cstdio>
+
 #include "demo.h"
+#include "mlxtape/base/checksum.h"
 
 namespace mlxtape::cli {
 
@@ -40,6 +44,18 @@ Json of_stages(const std::vector<std::pair<std::string, double>>& stages) {
 const Json& at(const Json& json, const char* key) {
   if (const Json* found = json.find(key)) return *found;
   throw Error(Errc::kIo, "a demo's progress.json must have \"" + std::string(key) + "\"");
+}
+
+constexpr const char* kChecksum = "checksum";
+
+std::string checksum_of(const Json& json) {
+  const std::string text = json.dump();
+  Checksum sum;
+  sum.add(std::as_bytes(std::span(text.data(), text.size())));
+  std::array<char, 17> digits{};
+  std::snprintf(digits.data(), digits.size(), "%016llx",
+                static_cast<unsigned long long>(sum.value()));
+  return digits.data();
 }
 
 Json of_model(const DemoModel& model) {
@@ -131,18 +147,25 @@ Json demo_progress(const DemoResult& result) {
     points.emplace_back(Json::Object{
         {"step", point.step}, {"right", std::move(right)}, {"cases", std::move(cases)}});
   }
-  return Json::Object{
-      {"iterations", result.iterations},
-      {"held_out", std::move(points)},
-      {"traced_steps", result.traced_steps},
-      {"traced_seconds", result.traced_seconds},
-      {"kernels", of_kernels(result.kernels)},
-      {"stages", of_stages(result.stages)},
-      {"training_peak_bytes", static_cast<std::int64_t>(result.training.peak_bytes)},
-      {"peak_bytes", static_cast<std::int64_t>(result.peak_bytes)}};
+  Json progress =
+      Json::Object{{"iterations", result.iterations},
+                   {"held_out", std::move(points)},
+                   {"traced_steps", result.traced_steps},
+                   {"traced_seconds", result.traced_seconds},
+                   {"kernels", of_kernels(result.kernels)},
+                   {"stages", of_stages(result.stages)},
+                   {"training_peak_bytes", static_cast<std::int64_t>(result.training.peak_bytes)},
+                   {"peak_bytes", static_cast<std::int64_t>(result.peak_bytes)}};
+  progress.set(kChecksum, checksum_of(progress));
+  return progress;
 }
 
 void read_demo_progress(const Json& progress, DemoResult& result) {
+  Json rest = progress;
+  rest.erase(kChecksum);
+  if (at(progress, kChecksum).string() != checksum_of(rest)) {
+    throw Error(Errc::kIo, "its text is not what was written (checksum)");
+  }
   result.iterations = at(progress, "iterations").integer();
   for (const Json& row : at(progress, "held_out").array()) {
     DemoPoint point{at(row, "step").integer(), {}};

@@ -61,11 +61,14 @@ Json tokenizer() {
 
 models::Config demo_config() { return models::Config::parse(Json::parse(kConfig, "demo"), "demo"); }
 
-void write_byte_tokenizer(const std::string& folder) {
+void write_byte_tokenizer(const std::string& folder, const char* who) {
   const Json settings =
       Json::Object{{"tokenizer_class", "PreTrainedTokenizerFast"}, {"model_max_length", 2048}};
-  write_whole(folder + "/tokenizer.json", tokenizer().dump() + "\n", "demo");
-  write_whole(folder + "/tokenizer_config.json", settings.dump(2) + "\n", "demo");
+  const auto write = [&](const char* name, const std::string& text) {
+    write_whole(folder + name, text + "\n", who, WholeFile::Links::kReplace);
+  };
+  write("/tokenizer.json", tokenizer().dump());
+  write("/tokenizer_config.json", settings.dump(2));
 }
 
 }  // namespace mlxtape::cli

@@ -59,6 +59,9 @@ class Demo {
   // Seeds of different things must not meet.
   std::uint64_t seed(std::uint64_t of) const { return flags_.seed * 8 + of; }
   std::string path(const std::string& name) const { return flags_.out + "/" + name; }
+  void put(const std::string& name, const std::string& text) const {
+    write_whole(path(name), text, "demo", WholeFile::Links::kReplace);
+  }
   jobs::BatchOptions batches() const {
     return {.batch_size = kLines,
             .pad_to = 1,
@@ -119,12 +122,19 @@ void Demo::stop() {
     remark("stopped before there was anything to keep");
     throw Exit{kInterrupted};
   }
+  for (const char* job : {kTraining, kDistilling}) {
+    const std::string folder = state_of(job).folder;
+    const std::string fault = jobs::has_state(folder) ? jobs::state_fault(folder) : "";
+    if (!fault.empty()) {
+      throw Error(Errc::kIo, "stopped while " + stage_ + ", which is not saved: " + fault);
+    }
+  }
   const std::string command = globals_.again_with("--resume");
   if (globals_.json) {
     print_json(Json::Object{
         {"interrupted", true}, {"stage", stage_}, {"state", path(kState)}, {"resume", command}});
   }
-  remark("stopped while " + stage_ + ", which is kept in " + path(kState) + "; to go on:\n  " +
+  remark("stopped while " + stage_ + ", which is saved in " + path(kState) + "; to resume:\n  " +
          command);
   throw Exit{kInterrupted};
 }
@@ -146,7 +156,7 @@ void Demo::keep() {
   }
   result_.peak_bytes = std::max(result_.peak_bytes, peak_memory(device, peak));
   if (!is_accepted_) return;
-  write_whole(path(kProgress), demo_progress(result_).dump(2) + "\n", "demo");
+  put(kProgress, demo_progress(result_).dump(2) + "\n");
 }
 
 StateFlags Demo::state_of(const std::string& job) const {
@@ -163,8 +173,8 @@ void Demo::go_on() {
   try {
     read_demo_progress(Json::parse(read_whole(file, "demo"), file), result_);
   } catch (const Error& e) {
-    throw Error(Errc::kIo, file + ": must be what a demo has kept there, got this: " + e.what() +
-                               "; once " + path(kState) + " is removed one begins anew");
+    throw Error(Errc::kIo, file + ": is damaged (" + e.what() + "); delete " + path(kState) +
+                               " to start over");
   }
 }
 
@@ -177,11 +187,12 @@ void Demo::enter() {
                 flags_.out + ": must be a folder that can be made, got " + reason.message());
   }
   lock_.emplace(flags_.out);
-  write_whole(path("demo.json"), "{}\n", "demo");  // from now on it is a demo's
+  put("demo.json", "{}\n");  // from now on it is a demo's
   for (const char* name : {"demo.json", "report.html", kProgress, "tokenizer/tokenizer.json",
-                           "tokenizer/tokenizer_config.json", "full", "4bit", "2bit", "2bit-dwq"}) {
+                           "tokenizer/tokenizer_config.json"}) {
     remove_left_over(path(name));
   }
+  for (const char* name : kDemoModels) remove_left_over(path(name));
   for (const char* folder : {"tokenizer", kState}) {
     if (!reason) fs::create_directories(path(folder), reason);
   }
@@ -504,8 +515,8 @@ const DemoResult& Demo::run() {
   add("2 bits, DWQ", "2bit-dwq", student_);
   stage("");
   for (const auto& [name, seconds] : result_.stages) result_.seconds += seconds;
-  write_whole(path("demo.json"), to_json(result_).dump(2) + "\n", "demo");
-  write_whole(path("report.html"), report_page(result_), "demo");
+  put("demo.json", to_json(result_).dump(2) + "\n");
+  put("report.html", report_page(result_));
   forget();
   return result_;
 }

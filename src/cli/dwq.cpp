@@ -27,6 +27,7 @@ struct Flags {
   std::uint32_t seed = 123;
   double rate = 1e-6, temperature = 2;
   bool checkpoint = false, targets_only = false, force = false;
+  FiniteFlag finite;
   StateFlags state;
 };
 
@@ -86,6 +87,7 @@ bool is_complete(const Flags& flags, const jobs::TargetsPlan& plan, std::int64_t
 void write_targets(const Globals& globals, const Flags& flags, const jobs::TargetsPlan& plan,
                    CommandEncoder& encoder) {
   const models::Model teacher = load_model(flags.model, encoder, globals);
+  flags.finite.expect(encoder, teacher, flags.model);
   const Interrupts interrupts("stopping after this batch");
   std::unique_ptr<Progress> progress;
   jobs::WriteTargetsHooks hooks;
@@ -179,10 +181,14 @@ void distil(const Globals& globals, const Flags& flags, const Texts& texts,
   std::optional<jobs::Targets> targets;
   if (!flags.targets.empty()) targets.emplace(flags.targets, plan, config.vocabulary);
   models::Model teacher, student;
-  if (!targets || flags.student.empty()) teacher = load_model(flags.model, encoder, globals);
+  if (!targets || flags.student.empty()) {
+    teacher = load_model(flags.model, encoder, globals);
+    flags.finite.expect(encoder, teacher, flags.model);
+  }
   student = flags.student.empty() ? make_student(encoder, teacher, flags)
                                   : load_model(flags.student, encoder, globals);
   encoder.commit_and_wait();
+  if (!flags.student.empty()) flags.finite.expect(encoder, student, flags.student);
   if (targets) teacher = {};
   const jobs::DwqTeacher from{targets ? nullptr : &teacher, targets ? &*targets : nullptr};
   jobs::DwqResult result;
@@ -195,11 +201,8 @@ void distil(const Globals& globals, const Flags& flags, const Texts& texts,
     end_interrupted(result.fit, texts.train->per_epoch(), flags.state, encoder.device(), globals);
   }
   with_state(flags.state, globals, [&] {
-    remove_left_over(flags.to);
-    models::SaveOptions save;
-    save.files_from = flags.student.empty() ? flags.model : flags.student;
-    save.replace = flags.force;
-    models::save_model(student, flags.to, save);
+    save_result(student, flags.to, flags.student.empty() ? flags.model : flags.student,
+                flags.force);
   });
   if (!flags.state.keep) jobs::remove_state(flags.state.folder);
   if (!result.warning.empty()) remark("mlxtape: " + result.warning);
@@ -208,9 +211,14 @@ void distil(const Globals& globals, const Flags& flags, const Texts& texts,
 
 void dwq(const Globals& globals, Flags flags) {
   expect_flags(flags);
+  std::vector<Place> inputs = {
+      {"--model", flags.model}, {"--quantized-model", flags.student}, {"--data-path", flags.data}};
+  if (!flags.targets.empty()) expect_apart({"--target-dir", flags.targets}, inputs);
   if (!flags.targets_only) {
+    inputs.push_back({"--target-dir", flags.targets});
+    expect_apart({"--mlx-path", flags.to}, inputs);
     expect_place(flags.to, flags.force, "--mlx-path");
-    flags.state.expect(flags.to, globals);
+    flags.state.expect({"--mlx-path", flags.to}, inputs, globals);
   }
   const auto tokenizer = formats::Tokenizer::from_directory(flags.model);
   const Texts texts(flags, tokenizer);
@@ -311,7 +319,8 @@ void add_dwq(CLI::App& app, const Globals& globals) {
       ->type_name("DIR")
       ->group(group);
   command
-      ->add_flag("--force", flags->force, "replace the model at --mlx-path, once the new is whole")
+      ->add_flag("--force", flags->force,
+                 "overwrite the model at --mlx-path, once the new one is complete")
       ->group(group);
   command->add_option("--bits", flags->bits, "bits of a weight")
       ->check(CLI::IsMember({2, 3, 4, 5, 6}))
@@ -321,6 +330,7 @@ void add_dwq(CLI::App& app, const Globals& globals) {
       ->check(CLI::IsMember({32, 64, 128}))
       ->type_name("N")
       ->group(group);
+  flags->finite.add_to(*command, group);
   add_learning(*command, *flags);
   command->callback([&globals, flags] { dwq(globals, *flags); });
 }

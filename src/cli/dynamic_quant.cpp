@@ -27,6 +27,7 @@ struct Flags {
   double target = 5;
   jobs::DynamicQuantOptions packing;
   bool report = false, checkpoint = false, force = false;
+  FiniteFlag finite;
   std::uint32_t seed = 123;
   RowFlags rows;
 };
@@ -49,12 +50,15 @@ void expect_flags(const Flags& flags) {
     called_wrongly("--high-bits must be above --low-bits, or its groups smaller");
   }
   expect_model(flags.model);
+  expect_apart({"--mlx-path", flags.to}, {{"--model", flags.model},
+                                          {"--data-path", flags.rows.data},
+                                          {"--sensitivities", flags.sensitivities}});
   expect_place(flags.to, flags.force, "--mlx-path");
   std::error_code reason;
   if (flags.sensitivities.empty() && fs::exists(file_of(flags), reason) && !flags.force) {
-    throw Error(
-        Errc::kIo,
-        file_of(flags) + ": is there already; --sensitivities uses it, --force measures anew");
+    throw Error(Errc::kIo,
+                file_of(flags) +
+                    ": already exists; use it with --sensitivities, or --force to measure again");
   }
 }
 
@@ -90,6 +94,7 @@ void dynamic_quant(const Globals& globals, const Flags& flags) {
   Device& device = globals.device();
   const auto encoder = device.make_encoder();
   const models::Model model = load_model(flags.model, *encoder, globals);
+  flags.finite.expect(*encoder, model, flags.model);
   jobs::require_target(model, flags.target, flags.packing);  // before long work
   const jobs::Sensitivities values = flags.sensitivities.empty()
                                          ? measure(*encoder, model, samples, flags, globals)
@@ -99,10 +104,7 @@ void dynamic_quant(const Globals& globals, const Flags& flags) {
   const models::Model packed =
       models::quantize_model(*encoder, model, chosen.rule, flags.packing.rounding);
   encoder->commit_and_wait();
-  models::SaveOptions save;
-  save.files_from = flags.model;
-  save.replace = flags.force;
-  models::save_model(packed, flags.to, save);
+  save_result(packed, flags.to, flags.model, flags.force);
 
   jobs::Evaluation e;
   if (flags.report) {
@@ -197,6 +199,7 @@ void add_dynamic_quant(CLI::App& app, const Globals& globals) {
                    "--mlx-path as MODEL_sensitivities.json")
       ->type_name("FILE")
       ->group(group);
+  flags->finite.add_to(*command, group);
   add_packing(*command, *flags);
   flags->rows.add_to(*command, "--data-path,--data", "train is taken, or else valid");
   command

@@ -62,6 +62,10 @@ void run(const Globals& globals, const Flags& flags) {
   Device& device = globals.device();
   const auto encoder = device.make_encoder();
   const models::Model model = load_model(flags.model, flags.adapters, *encoder, globals);
+  if (flags.rows.length > model.config.max_positions && !globals.quiet) {
+    remark(positions_warning("a row of " + std::to_string(flags.rows.length) + " tokens",
+                             model.config.max_positions));
+  }
   models::Model reference;
   if (!flags.reference.empty()) reference = load_model(flags.reference, *encoder, globals);
   const jobs::Evaluation e =
@@ -89,8 +93,8 @@ void add(CLI::App& app, const Globals& globals, const char* name, const char* se
   add_adapter_flag(*command, flags->adapters);
   command
       ->add_option("--reference", flags->reference,
-                   "a model to compare with: the divergence of its predictions from the model's, "
-                   "and how often both think the same token most likely")
+                   "a model to compare with: KL divergence, and how often both models agree on the "
+                   "most likely token")
       ->type_name("DIR")
       ->group("Model");
   flags->rows.add_to(*command, "--data,--data-path", "test is taken, or else valid");
@@ -102,9 +106,10 @@ void add(CLI::App& app, const Globals& globals, const char* name, const char* se
 
 void add_eval(CLI::App& app, const Globals& globals) {
   add(app, globals, "eval",
-      "a model's perplexity on texts and, with --reference, how near it is to another, each with "
-      "its standard error. Texts are taken in the order of the file (mlx-lm draws them).");
-  add(app, globals, "perplexity", "another name of eval.");
+      "compute a model's perplexity on text data and, with --reference, its KL divergence from "
+      "another model, each with its standard error. Samples are taken in the order of the file "
+      "(mlx-lm draws them).");
+  add(app, globals, "perplexity", "same as eval.");
 }
 
 }  // namespace mlxtape::cli

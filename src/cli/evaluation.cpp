@@ -16,23 +16,23 @@ using formats::Json;
 
 void RowFlags::add_to(CLI::App& command, const std::string& names, const std::string& of_a_folder) {
   const char* const group = "Data";
-  const auto count = CLI::Range(std::int64_t{1}, std::int64_t{1} << 30);
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 30U;
   command
       .add_option(names, data,
                   "a .jsonl or .txt file, or a folder, of which " + of_a_folder +
-                      "; all texts one after the other, in rows")
+                      "; all text is joined and cut into rows")
       ->type_name("FILE")
       ->group(group);
-  command.add_option("--sequence-length", length, "tokens of a row")
-      ->check(CLI::Range(std::int64_t{2}, std::int64_t{1} << 30))
+  command.add_option("--sequence-length", length, "tokens per row")
+      ->check(whole_number(2, kMost))
       ->type_name("N")
       ->group(group);
-  command.add_option("--num-samples", rows, "at most so many rows, the first ones; 0 or -1: all")
-      ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 30))
+  command.add_option("--num-samples", rows, "number of rows, from the first; 0 or -1: all")
+      ->check(whole_number(-1, kMost))
       ->type_name("N")
       ->group(group);
-  command.add_option("--batch-size", batch_size, "rows at a time")
-      ->check(count)
+  command.add_option("--batch-size", batch_size, "rows per batch")
+      ->check(whole_number(1, kMost))
       ->type_name("N")
       ->group(group);
 }
@@ -40,7 +40,7 @@ void RowFlags::add_to(CLI::App& command, const std::string& names, const std::st
 void RowFlags::add_mask_to(CLI::App& command) {
   command
       .add_flag("--mask-prompt", answers_alone,
-                "answers alone, each sample by itself, cut to --sequence-length")
+                "score completions only, each sample by itself, cut to --sequence-length")
       ->group("Data");
 }
 

@@ -19,21 +19,25 @@ using formats::Json;
 struct Flags {
   std::string model = "mlx_model", to = "fused_model", adapters = "adapters";
   bool dequantize = false, force = false;
+  FiniteFlag finite;
 };
 
 void fuse(const Globals& globals, const Flags& flags) {
   expect_model(flags.model);
+  expect_apart({"--save-path", flags.to},
+               {{"--model", flags.model}, {"--adapter-path", flags.adapters}});
   expect_place(flags.to, flags.force, "--save-path");
   const auto encoder = globals.device_or_cpu().make_encoder();
   const models::Model model = load_model(flags.model, flags.adapters, *encoder, globals);
+  const bool was_finite = flags.finite.expect(*encoder, model, flags.model + " with its adapters");
   models::FuseOptions options;
   options.dequantize = flags.dequantize;
   const models::Model fused = models::fuse_lora(*encoder, model, options);
   encoder->commit_and_wait();
-  models::SaveOptions save;
-  save.files_from = flags.model;
-  save.replace = flags.force;
-  models::save_model(fused, flags.to, save);
+  if (was_finite)
+    flags.finite.expect(*encoder, fused, flags.model + ", fused",
+                        "they are too large for the weights' type");
+  save_result(fused, flags.to, flags.model, flags.force);
 
   const std::size_t bytes = models::weight_bytes(fused);
   const double bits = models::bits_per_weight(fused);
@@ -72,10 +76,12 @@ void add_fuse(CLI::App& app, const Globals& globals) {
       ->type_name("DIR")
       ->group(group);
   command
-      ->add_flag("--force", flags->force, "replace the model at --save-path, once the new is whole")
+      ->add_flag("--force", flags->force,
+                 "overwrite the model at --save-path, once the new one is complete")
       ->group(group);
   command->add_flag("-d,--dequantize", flags->dequantize, "unpack the weights of the whole model")
       ->group(group);
+  flags->finite.add_to(*command, group);
   command->callback([&globals, flags] { fuse(globals, *flags); });
 }
 

@@ -1,4 +1,4 @@
-// generate: text that a model goes on with after one or several prompts.
+// generate: text from one or several prompts.
 #include <CLI/CLI.hpp>
 
 #include <iostream>
@@ -171,25 +171,28 @@ void generate(const Globals& globals, const Flags& flags) {
   options.stop = [] {
     return Interrupts::asked();
   };
+  AnswerWatch watch(globals);
+  watch.attach(options);
   const jobs::GenerateReport report = jobs::generate(*encoder, model, tokenizer, ids, options);
   if (globals.json) {
     print_json(to_json(report, prompts, flags, device));
   } else {
     print_texts(report, prompts);
-    std::fflush(stdout);
-    if (flags.verbose && !globals.quiet) print_costs(report, device);
   }
+  std::fflush(stdout);
+  watch.end();
+  if (flags.verbose && !globals.quiet && !globals.json) print_costs(report, device);
   if (Interrupts::asked()) throw Exit{kInterrupted};
 }
 
 }  // namespace
 
 void add_generate(CLI::App& app, const Globals& globals) {
-  CLI::App* command = add_command(
-      app, "generate", "text that a model goes on with after a prompt, or several side by side.",
-      "Examples:\n"
-      "  mlxtape generate --model my-model -p \"Why is the sky blue?\" -m 200\n"
-      "  mlxtape generate --model my-model -p - --temp 0.7 --top-p 0.9 < question.txt");
+  CLI::App* command =
+      add_command(app, "generate", "generate text from a prompt, or from several as a batch.",
+                  "Examples:\n"
+                  "  mlxtape generate --model my-model -p \"Why is the sky blue?\" -m 200\n"
+                  "  mlxtape generate --model my-model -p - --temp 0.7 --top-p 0.9 < question.txt");
   command->group("Models");
   const auto flags = std::make_shared<Flags>();
   flags->answer.options.max_tokens = 100;
@@ -201,18 +204,20 @@ void add_generate(CLI::App& app, const Globals& globals) {
       ->allow_extra_args(false)
       ->type_name("TEXT")
       ->group("Prompt");
-  command->add_option("--prompt-file", flags->files, "a prompt from a file")
+  command->add_option("--prompt-file", flags->files, "read a prompt from a file")
       ->allow_extra_args(false)
       ->type_name("FILE")
       ->group("Prompt");
   flags->chat.add_to(*command);
-  command->add_flag("--ignore-chat-template", flags->no_template, "the prompt as it is")
+  command
+      ->add_flag("--ignore-chat-template", flags->no_template,
+                 "use the prompt as it is, without the chat template")
       ->group("Chat template");
-  command->add_option("--prefill-response", flags->prefill, "what the answer begins with")
+  command->add_option("--prefill-response", flags->prefill, "text that the answer begins with")
       ->type_name("TEXT")
       ->group("Chat template");
   flags->answer.add_to(*command);
-  command->add_option("--verbose", flags->verbose, "at the end what it took, on stderr")
+  command->add_option("--verbose", flags->verbose, "print speed and memory at the end, on stderr")
       ->expected(0, 1)
       ->default_str("true")
       ->type_name("BOOL")

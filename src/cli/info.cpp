@@ -24,14 +24,6 @@ std::string compiler() {
 #endif
 }
 
-const char* build_kind() {
-#ifdef MLXTAPE_HAS_CASES
-  return "with bench and selftest";
-#else
-  return "without bench and selftest";
-#endif
-}
-
 Json of_device(Device& device) {
   Json::Array targets;
   Json result = Json::Object{
@@ -66,10 +58,9 @@ Json everything() {
   for (const AbsentDevice& one : Device::absent()) {
     absent.emplace_back(Json::Object{{"backend", name_of(one.backend)}, {"reason", one.reason}});
   }
-  return Json::Object{
-      {"version", MLXTAPE_VERSION}, {"commit", MLXTAPE_COMMIT},      {"compiler", compiler()},
-      {"build", build_kind()},      {"devices", std::move(devices)}, {"absent", std::move(absent)},
-      {"limits", limits()}};
+  return Json::Object{{"version", MLXTAPE_VERSION},  {"commit", MLXTAPE_COMMIT},
+                      {"compiler", compiler()},      {"devices", std::move(devices)},
+                      {"absent", std::move(absent)}, {"limits", limits()}};
 }
 
 std::string text(const Json& value) {
@@ -86,8 +77,7 @@ void info(const Globals& globals) {
   const auto get = [&](const char* key) {
     return text(*all.find(key));
   };
-  print("mlxtape " + get("version") + " (" + get("commit") + "), " + get("compiler") + ", " +
-        get("build") + "\n");
+  print("mlxtape " + get("version") + " (" + get("commit") + "), " + get("compiler") + "\n");
   for (const Json& device : all.find("devices")->array()) {
     const bool is_cpu = text(*device.find("backend")) == "cpu";
     print("\n" + text(*device.find("name")) + "\n");

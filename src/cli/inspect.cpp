@@ -1,4 +1,5 @@
-// inspect: what a model's directory holds and what it takes to run and to train it. Reads headers alone.
+// inspect: what a model's directory holds and what it takes to run and to train it. Reads headers, and of the weights
+// whether they are finite.
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -10,11 +11,13 @@
 #include "command.h"
 #include "mlxtape/formats/model_directory.h"
 #include "mlxtape/formats/tokenizer.h"
+#include "mlxtape/models/finite.h"
 #include "mlxtape/models/load.h"
 #include "mlxtape/models/size.h"
 #include "mlxtape/models/state.h"
 #include "model_flags.h"
 #include "output.h"
+#include "progress.h"
 
 namespace mlxtape::cli {
 
@@ -26,7 +29,7 @@ using models::Config;
 struct Flags {
   std::string directory;
   std::int64_t context = 4096;
-  bool tensors = false;
+  bool tensors = false, headers_only = false;
 };
 
 std::int64_t whole(std::size_t bytes) { return static_cast<std::int64_t>(bytes); }
@@ -138,7 +141,23 @@ Json tensors_of(const formats::ModelFiles& files) {
   return rows;
 }
 
-Json everything(const Flags& flags) {
+// null: nobody has looked; else how many tensors have numbers that are NaN or infinite, and of the first which and how many.
+Json nonfinite_of(const formats::ModelFiles& files, const Flags& flags, const Globals& globals) {
+  if (flags.headers_only) return {};
+  Progress::Options options;
+  options.unit = Progress::Unit::kBytes;
+  Progress progress("checking weights", whole(files.total_bytes()), globals, options);
+  const models::NonFinite found =
+      models::find_nonfinite(files, [&](std::size_t done) { progress.at(whole(done)); });
+  Json result = Json::Object{{"tensors", found.tensors}};
+  if (found.any()) {
+    result.set("first", found.first);
+    result.set("numbers", found.numbers);
+  }
+  return result;
+}
+
+Json everything(const Flags& flags, const Globals& globals) {
   expect_model(flags.directory);
   const models::Model model = models::load_shapes(flags.directory);
   const formats::ModelFiles files(flags.directory);
@@ -170,7 +189,8 @@ Json everything(const Flags& flags) {
                                             {"optimiser", whole(training.optimiser)},
                                             {"all_without_activations", whole(training.all())}}},
       {"packing", packing_of(model)},
-      {"tokenizer", tokenizer_of(flags.directory)}};
+      {"tokenizer", tokenizer_of(flags.directory)},
+      {"nonfinite", nonfinite_of(files, flags, globals)}};
   if (flags.tensors) result.set("tensors", tensors_of(files));
   return result;
 }
@@ -231,11 +251,17 @@ std::string summary(const Json& all) {
   facts.add("to train", "about " + bytes(*train.find("all_without_activations")) + ": weights, " +
                             bytes(*train.find("gradients")) + " of gradients, " +
                             bytes(*train.find("optimiser")) + " of AdamW; activations come on top");
+  const Json& bad = get("nonfinite");
+  if (!bad.is_null() && bad.find("first") != nullptr) {
+    facts.add("warning", models::NonFinite{text(*bad.find("first")), bad.find("numbers")->integer(),
+                                           bad.find("tensors")->integer()}
+                             .text());
+  }
   return facts.text();
 }
 
 void inspect(const Globals& globals, const Flags& flags) {
-  const Json all = everything(flags);
+  const Json all = everything(flags, globals);
   if (globals.json) return print_json(all);
   print(summary(all));
   Table packing({"modules", "of them", "parameters", "packing", "size"},
@@ -260,7 +286,7 @@ void inspect(const Globals& globals, const Flags& flags) {
 void add_inspect(CLI::App& app, const Globals& globals) {
   CLI::App* command = add_command(
       app, "inspect",
-      "what a model is and takes: architecture, parameters, packing, memory to run and to train.",
+      "show architecture, parameters, quantisation, and memory needed to run and to train a model.",
       "Examples:\n"
       "  mlxtape inspect my-model --context 32768\n"
       "  mlxtape inspect my-model --json | jq .bits_per_weight");
@@ -269,11 +295,16 @@ void add_inspect(CLI::App& app, const Globals& globals) {
   command->add_option("DIR", flags->directory, "the model's directory")
       ->required()
       ->type_name("DIR");
-  command->add_option("--context", flags->context, "tokens that the state has room for")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31))
+  command
+      ->add_option("--context", flags->context,
+                   "context length in tokens that memory is computed for")
+      ->check(whole_number(1, std::uint64_t{1} << 31U))
       ->type_name("N")
       ->group("What to tell");
-  command->add_flag("--tensors", flags->tensors, "every tensor of the files, too")
+  command->add_flag("--tensors", flags->tensors, "list every tensor too")->group("What to tell");
+  command
+      ->add_flag("--headers-only", flags->headers_only,
+                 "skip reading the weights to look for NaN and infinity")
       ->group("What to tell");
   command->callback([&globals, flags] { inspect(globals, *flags); });
 }

@@ -1,4 +1,5 @@
-// Ctrl-C and SIGTERM while work is under way: the first asks it to stop, the second ends the program at once.
+// Ctrl-C, SIGTERM and SIGHUP while work is under way: the first asks it to stop, the second Ctrl-C or SIGTERM ends the
+// program at once. SIGHUP that was ignored from the start (nohup) stays so.
 //
 //   const Interrupts interrupts("stopping after this step");
 //   hooks.stop = [] { return Interrupts::asked(); };

@@ -19,9 +19,11 @@ namespace {
 namespace fs = std::filesystem;
 using formats::Json;
 
+constexpr const char* kAdapterConfig = "adapter_config.json";
+
 struct Flags {
   std::string model, adapters = "adapters", kind = "lora", optimizer = "adam", from, config;
-  bool train = false, test = false, force = false;
+  bool train = false, test = false, force = false, only_last = false;
   std::int64_t test_batches = 500;
   models::LoraOptions lora;
   LoopFlags loop;
@@ -63,6 +65,12 @@ void set_flag(CLI::App& command, const std::string& flag, const std::string& key
 }
 
 void apply_config(CLI::App& command, const std::string& file) {
+  for (const char* ending : {".yaml", ".yml"}) {
+    if (!file.ends_with(ending)) continue;
+    throw Error(Errc::kIo, file +
+                               ": YAML is not read: write the same keys as JSON to a .json file, "
+                               "or use flags");
+  }
   const Json json = Json::parse(read_whole(file, "--config"), file);
   if (!json.is_object()) throw Error(Errc::kIo, file + ": must be a JSON object");
   for (const auto& [key, value] : json.object()) {
@@ -96,19 +104,50 @@ void expect_flags(const Flags& flags) {
   }
 }
 
+bool is_adapter_config(const std::string& path) {
+  try {
+    return Json::parse(read_whole(path, "lora"), path).find("lora_parameters") != nullptr;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// Of the files that a run writes the first that is there.
+std::string file_there(const std::string& folder) {
+  std::error_code reason;
+  std::string first;
+  for (fs::directory_iterator it(folder, reason), end; !reason && it != end; it.increment(reason)) {
+    const std::string name = it->path().filename().string();
+    const bool written = name.ends_with("adapters.safetensors") || name == kAdapterConfig ||
+                         name == "best.safetensors";
+    if (written && (first.empty() || name < first)) first = name;
+  }
+  return first.empty() ? "" : folder + "/" + first;
+}
+
 // What is there must not be written over, and is not by going on.
 void expect_adapters_place(Flags& flags, const Globals& globals) {
+  const Place out{"--adapter-path", flags.adapters};
+  expect_apart(out, {{"--model", flags.model},
+                     {"--data", flags.loop.data},
+                     {"--resume-adapter-file", flags.from}});
   flags.state.folder = flags.adapters;
-  flags.state.expect(flags.adapters, globals);
+  flags.state.expect(out, {}, globals);
   std::error_code reason;
-  const std::string file = flags.adapters + "/adapters.safetensors";
   if (fs::exists(flags.adapters, reason) && !fs::is_directory(flags.adapters, reason)) {
     throw Error(Errc::kIo, flags.adapters + ": must be a folder or absent, got a file");
   }
-  if (fs::exists(file, reason) && !jobs::has_state(flags.adapters) && !flags.force) {
+  const std::string config = without_slash(flags.adapters) + "/" + kAdapterConfig;
+  if (fs::exists(config, reason) && !is_adapter_config(config)) {
+    throw Error(Errc::kIo, config +
+                               ": already exists and is not of adapters, so --force does not " +
+                               "overwrite it; use another --adapter-path");
+  }
+  const std::string file = file_there(without_slash(flags.adapters));
+  if (!file.empty() && !jobs::has_state(flags.adapters) && !flags.force) {
     throw Error(Errc::kIo, file +
-                               ": is there already; --force writes over it, --adapter-path writes "
-                               "elsewhere");
+                               ": already exists; use --force to overwrite, or another "
+                               "--adapter-path");
   }
 }
 
@@ -162,6 +201,7 @@ void lora(const Globals& globals, Flags flags) {
   if (flags.optimizer == "adam") options.train.fit.adamw.weight_decay = 0;
   options.lora = flags.lora;
   options.seed = flags.loop.seed;
+  options.keep_saves = !flags.only_last;
   expect_model(flags.model);
   if (flags.train) expect_adapters_place(flags, globals);
   options.train.fit.folder = flags.adapters;
@@ -204,8 +244,11 @@ void add_adapter_flags(CLI::App& command, Flags& flags) {
                   "the folder to write; with --test alone, to read")
       ->type_name("DIR")
       ->group(group);
+  command.add_flag("--force", flags.force, "overwrite existing adapters (mlx-lm always does)")
+      ->group(group);
   command
-      .add_flag("--force", flags.force, "write over adapters that are there (mlx-lm always does)")
+      .add_flag("--only-last", flags.only_last,
+                "keep adapters.safetensors alone, without a numbered copy of each save")
       ->group(group);
   command
       .add_option("--fine-tune-type", flags.kind, "lora; full is mlxtape train, dora is not there")
@@ -288,6 +331,9 @@ void add_lora(CLI::App& app, const Globals& globals) {
       ->group("Training");
   flags->loop.add_to(*command);
   flags->decay = command->get_option("--weight-decay");
+  add_hidden_names(*command, "--rank", "--lora-rank");
+  add_hidden_names(*command, "--scale", "--lora-scale");
+  add_hidden_names(*command, "--dropout", "--lora-dropout");
   flags->state.add_to(*command, "--adapter-path");
   command->callback([&globals, flags, command] {
     if (!flags->config.empty()) apply_config(*command, flags->config);

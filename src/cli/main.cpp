@@ -12,12 +12,15 @@
 #include <unistd.h>
 
 #include "backends/cpu/targets.h"
+#include "bus_error.h"
 #include "command.h"
 #include "commit.h"
 #include "describe.h"
 #include "mlxtape/core/source_kernel.h"
 #include "mlxtape/core/threads.h"
 #include "mlxtape/jobs/not_finite.h"
+#include "output.h"
+#include "suggest.h"
 
 namespace {
 
@@ -27,10 +30,9 @@ using namespace mlxtape::cli;
 const char* const kFooter =
     "Exit codes:\n"
     "  0    done\n"
-    "  1    failed: a file, a device, memory, a loss that is no number; what was there before "
-    "still is\n"
-    "  2    called wrongly\n"
-    "  130  interrupted (Ctrl-C, SIGTERM); what was to be kept is kept\n"
+    "  1    failed: file, device, memory, loss NaN or infinite; existing files are untouched\n"
+    "  2    usage error\n"
+    "  130  interrupted (Ctrl-C, SIGTERM, SIGHUP); progress has been saved\n"
     "\n"
     "mlxtape COMMAND --help tells more. Results go to stdout, progress and errors to stderr.";
 
@@ -46,26 +48,58 @@ std::string cache_folder() {
 
 void add_global_flags(CLI::App& app, Globals& globals) {
   const char* group = "Flags of every command";
-  app.add_option("--device", globals.device_name, "where to compute; auto: cuda where there is one")
+  app.add_option("--device", globals.device_name,
+                 "where to compute; auto: cuda if available, else cpu")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->type_name("NAME")
       ->group(group);
-  app.add_option("--threads", globals.threads, "CPU threads; 0: one per core")
+  app.add_option("--threads", globals.threads, "number of CPU threads; 0: one per core")
       ->check(CLI::Range(0, 1024))
       ->type_name("N")
       ->group(group);
-  app.add_option("--cpu-target", globals.cpu_target,
-                 "use no better instruction set than this (see info)")
+  app.add_option("--cpu-target", globals.cpu_target, "limit the CPU instruction set (see info)")
       ->type_name("NAME")
       ->group(group);
-  app.add_flag("--json", globals.json, "the result as JSON, for scripts")->group(group);
-  app.add_flag("--quiet", globals.quiet, "no progress and no remarks")->group(group);
+  app.add_flag("--json", globals.json, "print the result as JSON")->group(group);
+  app.add_flag("--quiet", globals.quiet, "no progress and no warnings")->group(group);
+}
+
+// An empty path is a variable of a script that was never set: it must not become the current folder.
+void refuse_empty_paths(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    const std::string type = option->get_type_name();
+    if (type != "DIR" && type != "FILE") continue;
+    option->check([type](const std::string& path) {
+      return path.empty() ? "must be a " + std::string(type == "DIR" ? "directory" : "file") +
+                                ", got an empty path"
+                          : std::string();
+    });
+  }
+  for (CLI::App* command : app.get_subcommands({})) refuse_empty_paths(*command);
+}
+
+// What is like it, of what the command that was asked for takes and of the flags of all.
+[[noreturn]] void refuse_unknown(const CLI::App& app, const std::string& word) {
+  Known known;
+  const CLI::App* inner = &app;
+  for (;;) {
+    for (const CLI::Option* option : inner->get_options()) {
+      for (const std::string& name : option->get_lnames()) known.flags.push_back("--" + name);
+    }
+    if (inner->get_subcommands().empty()) break;
+    inner = inner->get_subcommands().front();
+  }
+  for (const CLI::App* command : inner->get_subcommands({})) {
+    known.commands.push_back(command->get_name());
+  }
+  const std::string advice = suggestion(word, known);
+  called_wrongly("no such command or flag here: " + word + (advice.empty() ? "" : ". " + advice));
 }
 
 // What comes before the command that was asked for.
 void start(const CLI::App& app, const Globals& globals) {
   const std::vector<std::string> unknown = app.remaining(true);
-  if (!unknown.empty()) called_wrongly("no such command or flag here: " + unknown.front());
+  if (!unknown.empty()) refuse_unknown(app, unknown.front());
   if (app.get_subcommands().empty()) called_wrongly("a command is needed");
   set_threads(globals.threads);
   set_kernel_cache(cache_folder());
@@ -82,8 +116,10 @@ std::string path_of(const CLI::App& app) {
   return path;
 }
 
+void complain(const std::string& what) { remark("mlxtape: " + what); }
+
 int fail_call(const CLI::App& app, const std::string& what) {
-  std::fprintf(stderr, "mlxtape: %s (see %s --help)\n", what.c_str(), path_of(app).c_str());
+  complain(what + " (see " + path_of(app) + " --help)");
   return kCalledWrongly;
 }
 
@@ -108,14 +144,14 @@ int run(CLI::App& app, int argc, char** argv) {
   } catch (const Exit& e) {
     return e.code;
   } catch (const jobs::NotFinite& e) {
-    std::fprintf(stderr, "mlxtape: %s\n", e.what());
+    complain(e.what());
   } catch (const Error& e) {
     if (e.code() == Errc::kArgument) return fail_call(app, e.what());
-    std::fprintf(stderr, "mlxtape: %s%s\n", e.what(), advice(e.code()));
+    complain(std::string(e.what()) + advice(e.code()));
   } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "mlxtape: out of memory%s\n", advice(Errc::kOutOfMemory));
+    complain(std::string("out of memory") + advice(Errc::kOutOfMemory));
   } catch (const std::exception& e) {
-    std::fprintf(stderr, "mlxtape: %s\n", e.what());
+    complain(e.what());
   }
   return kFailed;
 }
@@ -141,6 +177,7 @@ bool reader_left() {
 
 int main(int argc, char** argv) {
   keep_standard_files();
+  tell_bus_errors();
   Globals globals;
   globals.arguments.assign(argv, argv + argc);
   for (int i = 0; i < argc; ++i) globals.command_line += (i == 0 ? "" : " ") + std::string(argv[i]);
@@ -149,7 +186,7 @@ int main(int argc, char** argv) {
   set_help(app);
   app.footer(kFooter);
   app.set_version_flag("--version", std::string(MLXTAPE_VERSION) + " (" + MLXTAPE_COMMIT + ")",
-                       "the program's version");
+                       "print the version");
   app.require_subcommand(0, 1);
   app.allow_extras();  // reported by start, by name
   app.fallthrough();   // global flags may also follow the command
@@ -162,6 +199,7 @@ int main(int argc, char** argv) {
   add_demo(app, globals);
   add_generate(app, globals);
   add_chat(app, globals);
+  add_new(app, globals);
   add_train(app, globals);
   add_lora(app, globals);
   add_fuse(app, globals);
@@ -173,18 +211,21 @@ int main(int argc, char** argv) {
   add_inspect(app, globals);
   add_info(app, globals);
   add_kernels(app, globals);
-#ifdef MLXTAPE_HAS_CASES
   add_bench(app, globals);
   add_selftest(app, globals);
-#endif
   add_completion(app, globals);
   add_man(app, globals);
 
+  refuse_empty_paths(app);
   int status = run(app, argc, argv);
   std::cout.flush();
   if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout) && status != kFailed) {
-    // A reader that has seen enough (head) needs no word of it.
-    if (!reader_left()) std::fprintf(stderr, "mlxtape: the output must be writable, and is not\n");
+    // A reader that has seen enough (head) needs no word of it: the program ends as others do.
+    if (reader_left()) {
+      std::signal(SIGPIPE, SIG_DFL);
+      std::raise(SIGPIPE);
+    }
+    std::fprintf(stderr, "mlxtape: the output must be writable, and is not\n");
     status = kFailed;
   }
   return status;

@@ -3,13 +3,15 @@
 #include <CLI/CLI.hpp>
 
 #include <filesystem>
+#include <limits>
+#include <utility>
 
 #include <sys/resource.h>
 
 #include "mlxtape/formats/model_directory.h"
+#include "mlxtape/models/finite.h"
 #include "mlxtape/models/lora.h"
 #include "output.h"
-#include "progress.h"
 
 namespace mlxtape::cli {
 
@@ -23,6 +25,7 @@ CLI::Option* add_model_flag(CLI::App& command, std::string& directory) {
 }
 
 void expect_model(const std::string& directory) {
+  require(formats::gguf_check(directory));
   std::error_code reason;
   const fs::file_status there = fs::status(directory, reason);
   if (!fs::exists(there)) {
@@ -55,9 +58,7 @@ models::Model load_model(const std::string& directory, CommandEncoder& encoder,
 }
 
 CLI::Option* add_adapter_flag(CLI::App& command, std::string& folder) {
-  return command
-      .add_option("--adapter-path", folder,
-                  "a folder of adapters that lora has made, for the model")
+  return command.add_option("--adapter-path", folder, "a folder of LoRA adapters for the model")
       ->type_name("DIR")
       ->group("Model");
 }
@@ -70,30 +71,43 @@ models::Model load_model(const std::string& directory, const std::string& adapte
 }
 
 void AnswerFlags::add_to(CLI::App& command) {
-  const auto number = [&](const char* name, auto& value, const char* what) {
+  const auto add = [&](const char* name, auto& value, const char* what) {
     return command.add_option(name, value, what)->type_name("X")->group("Sampling");
   };
   jobs::SamplingOptions& sampling = options.sampling;
-  command.add_option("-m,--max-tokens", options.max_tokens, "at most so many tokens of an answer")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31))
+  command.add_option("-m,--max-tokens", options.max_tokens, "maximum number of tokens to generate")
+      ->check(whole_number(1, std::uint64_t{1} << 31U))
       ->type_name("N")
       ->group("Ends");
-  number("--temp", sampling.temperature, "temperature; 0: always the most likely token");
-  number("--top-p", sampling.top_p, "only the likeliest tokens that have so much together");
-  number("--min-p", sampling.min_p, "only tokens with this share of the likeliest one's chance");
-  number("--top-k", sampling.top_k, "only so many of the likeliest tokens; 0: all")->type_name("N");
-  number("--repetition-penalty", sampling.repetition_penalty,
-         "above 1: tokens that were said a short while ago are less likely");
-  number("--seed", sampling.seed, "of the random draws: the same seed gives the same text")
+  constexpr double kNoMost = std::numeric_limits<double>::infinity();
+  add("--temp", sampling.temperature, "sampling temperature; 0: always the most likely token")
+      ->check(number(0, kNoMost));
+  add("--top-p", sampling.top_p,
+      "nucleus sampling: the smallest set of tokens with cumulative probability >= p; 1: off")
+      ->check(number_above(0, 1));
+  add("--min-p", sampling.min_p,
+      "drop tokens below this share of the most likely token's probability; 0: off")
+      ->check(number(0, 1));
+  add("--top-k", sampling.top_k, "sample from the k most likely tokens only; 0: off")
+      ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()))
       ->type_name("N");
-  command
-      .add_option("--stop", options.stop_strings, "text that ends an answer and is not part of it")
+  add("--repetition-penalty", sampling.repetition_penalty,
+      "above 1: tokens of the last 20 become less likely")
+      ->check(number_above(0, kNoMost));
+  add("--seed", sampling.seed, "random seed; the same seed gives the same text on the same device")
+      ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
+      ->type_name("N");
+  // What users of mlx-lm's Python API, of Hugging Face and of llama.cpp type.
+  add_hidden_names(command, "--max-tokens", "-n,--n-predict,--predict,--max-new-tokens");
+  add_hidden_names(command, "--temp", "--temperature");
+  add_hidden_names(command, "--repetition-penalty", "--repeat-penalty");
+  command.add_option("--stop", options.stop_strings, "stop before this text")
       ->allow_extra_args(false)
       ->type_name("TEXT")
       ->group("Ends");
   command
       .add_option("--extra-eos-token", extra_ends,
-                  "a token, as the tokenizer spells it, that ends an answer too")
+                  "an additional end-of-text token, as the tokenizer spells it")
       ->allow_extra_args(false)
       ->type_name("TOKEN")
       ->group("Ends");
@@ -113,13 +127,51 @@ jobs::GenerateOptions AnswerFlags::for_tokenizer(const formats::Tokenizer& token
   return result;
 }
 
+void AnswerWatch::attach(jobs::GenerateOptions& options) {
+  options.on_read = [this](std::int64_t done, std::int64_t all) {
+    if (progress_ == nullptr) {
+      Progress::Options how;
+      how.first_after = 1;
+      how.plain_every = std::numeric_limits<double>::infinity();
+      progress_ = std::make_unique<Progress>("reading the prompt", all, globals_, how);
+    }
+    progress_->at(done);
+    if (done == all) progress_.reset();
+  };
+  options.on_beyond = [this](std::int64_t tokens, std::int64_t positions) {
+    if (globals_.quiet) return;
+    const std::string warning =
+        positions_warning("a text of " + std::to_string(tokens) + " tokens", positions);
+    if (writing_) {
+      held_ = warning;
+    } else {
+      remark(warning);
+    }
+  };
+  options.on_text = [this, inner = options.on_text](std::size_t sequence, std::string_view text) {
+    writing_ = true;
+    return !inner || inner(sequence, text);
+  };
+}
+
+void AnswerWatch::end() {
+  progress_.reset();  // a prompt that was not read to its end
+  writing_ = false;
+  if (!held_.empty()) remark(std::exchange(held_, ""));
+}
+
+std::string positions_warning(const std::string& what, std::int64_t positions) {
+  return "mlxtape: warning: " + what + " is longer than the " + std::to_string(positions) +
+         " positions the model was trained for; quality may suffer";
+}
+
 void TemplateFlags::add_to(CLI::App& command) {
-  command.add_option("--system-prompt", system, "said to the model before all else")
+  command.add_option("--system-prompt", system, "system prompt")
       ->type_name("TEXT")
       ->group("Chat template");
   command
       .add_option("--chat-template-config", config,
-                  "what else the template is told, e.g. '{\"enable_thinking\": false}'")
+                  "more variables for the template, e.g. '{\"enable_thinking\": false}'")
       ->type_name("JSON")
       ->group("Chat template");
 }
@@ -133,6 +185,25 @@ formats::Json TemplateFlags::variables() const {
     called_wrongly(e.what());
   }
   called_wrongly("--chat-template-config must be a JSON object, got " + config);
+}
+
+void FiniteFlag::add_to(CLI::App& command, const std::string& group) {
+  command
+      .add_flag("--allow-nonfinite", allow,
+                "continue with a warning where weights are NaN or infinite, instead of an error")
+      ->group(group);
+}
+
+bool FiniteFlag::expect(CommandEncoder& encoder, const models::Model& model, const std::string& of,
+                        const std::string& why) const {
+  const models::NonFinite found = models::find_nonfinite(encoder, model);
+  if (!found.any()) return true;
+  const std::string what = of + ": " + found.text();
+  if (!allow) {
+    throw Error(Errc::kIo, what + ": " + why + "; --allow-nonfinite continues all the same");
+  }
+  remark("mlxtape: warning: " + what);
+  return false;
 }
 
 std::size_t peak_memory(Device& device, std::size_t allocated) {

@@ -1,11 +1,13 @@
 // What commands that use a model share: its directory, how it answers, what that took.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "command.h"
 #include "mlxtape/jobs/generate.h"
 #include "mlxtape/models/load.h"
+#include "progress.h"
 
 namespace mlxtape::cli {
 
@@ -35,12 +37,42 @@ struct AnswerFlags {
   jobs::GenerateOptions for_tokenizer(const formats::Tokenizer& tokenizer) const;
 };
 
+// Of what, in tokens, goes beyond the model's positions.
+std::string positions_warning(const std::string& what, std::int64_t positions);
+
+// What a person sees while prompts are read, and where a text outgrows the model.
+class AnswerWatch {
+ public:
+  explicit AnswerWatch(const Globals& globals) : globals_(globals) {}
+  // Sets on_read and on_beyond, and looks at on_text, which must be set before. It must outlive the options' use.
+  void attach(jobs::GenerateOptions& options);
+  // An answer is whole: what was held back while it was written is said now.
+  void end();
+
+ private:
+  const Globals& globals_;
+  std::unique_ptr<Progress> progress_;
+  std::string held_;  // a warning that would stand in the middle of a line
+  bool writing_ = false;
+};
+
 // --system-prompt, --chat-template-config.
 struct TemplateFlags {
   std::string system, config;
 
   void add_to(CLI::App& command);
   formats::Json variables() const;
+};
+
+// --allow-nonfinite, of commands that write a model from another.
+struct FiniteFlag {
+  bool allow = false;
+
+  void add_to(CLI::App& command, const std::string& group);
+  // Throws kIo where a weight or an adapter is NaN or infinite, or warns where that is allowed. The message begins with of
+  // and ends with why. True: all is finite.
+  bool expect(CommandEncoder& encoder, const models::Model& model, const std::string& of,
+              const std::string& why = "the file is damaged, or training diverged") const;
 };
 
 // The most memory so far: of a GPU what was allocated there, on the CPU what the process had in use, mapped weights among

@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 
+#include "mlxtape/base/quote.h"
+
 namespace mlxtape::cli {
 
 namespace {
@@ -108,6 +110,8 @@ void print(const std::string& text) { std::fwrite(text.data(), 1, text.size(), s
 
 void print_json(const formats::Json& json) { print(json.dump(2) + "\n"); }
 
-void remark(const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); }
+void remark(const std::string& text) {
+  std::fprintf(stderr, "%s\n", escaped(text, "\n\t").c_str());
+}
 
 }  // namespace mlxtape::cli

@@ -40,7 +40,8 @@ class Facts {
 // To stdout, checked when the program ends.
 void print(const std::string& text);
 void print_json(const formats::Json& json);
-// A remark to stderr, its line complete.
+// A remark or an error to stderr, its line complete. Names of files and tensors can hold anything: a terminal is given
+// no control characters of theirs to obey.
 void remark(const std::string& text);
 
 }  // namespace mlxtape::cli

@@ -8,7 +8,9 @@
 
 #include <unistd.h>
 
+#include "command.h"
 #include "mlxtape/base/error.h"
+#include "mlxtape/formats/model_directory.h"
 
 namespace mlxtape::cli {
 
@@ -33,6 +35,25 @@ int process_of(const std::string& name, const std::string& of) {
 
 bool lives(int process) { return ::kill(process, 0) == 0 || errno == EPERM; }
 
+// Without links, dots and a slash at the end, as far as it is there.
+fs::path true_path(const std::string& path) {
+  std::error_code reason;
+  const fs::path whole = fs::absolute(path, reason);
+  fs::path plain = fs::weakly_canonical(whole, reason);
+  if (reason) plain = whole.lexically_normal();
+  return plain.filename().empty() && plain.has_relative_path() ? plain.parent_path() : plain;
+}
+
+// Is it that place, or below it? The system's own comparison knows names that differ by case or by a mount.
+bool lies_in(const std::string& inner, const std::string& outer) {
+  const fs::path place = true_path(outer);
+  for (fs::path at = true_path(inner);; at = at.parent_path()) {
+    std::error_code missing;
+    if (at == place || fs::equivalent(at, place, missing)) return true;
+    if (!at.has_relative_path()) return false;
+  }
+}
+
 }  // namespace
 
 std::string without_slash(std::string path) {
@@ -50,19 +71,18 @@ std::string last_part(const std::string& path) {
 void expect_place(const std::string& path, bool force, const std::string& flag) {
   remove_left_over(path);
   std::error_code reason;
-  if (fs::exists(path, reason) && !force) {
-    throw Error(Errc::kIo,
-                path + ": is there already; --force replaces it, " + flag + " writes elsewhere");
-  }
-  if (fs::exists(path, reason) && !fs::is_directory(path, reason)) {
+  const fs::file_status there = fs::status(path, reason);
+  if (fs::exists(there) && !fs::is_directory(there)) {
     throw Error(Errc::kIo, path + ": must be a directory or absent, got a file");
   }
-  if (fs::exists(path, reason) && !fs::is_empty(path, reason) &&
-      !fs::exists(fs::path(path) / "config.json", reason)) {
-    throw Error(Errc::kIo, path + ": --force replaces models alone, and there is no config.json");
+  if (const std::string fault = formats::replace_fault(path); !fault.empty()) {
+    throw Error(Errc::kIo, path + ": already exists and " + fault +
+                               ", so --force does not overwrite it; use another " + flag);
   }
-  fs::path folder = fs::absolute(path, reason).lexically_normal();
-  if (folder.filename().empty()) folder = folder.parent_path();
+  if (fs::exists(there) && !force) {
+    throw Error(Errc::kIo, path + ": already exists; use --force to overwrite, or another " + flag);
+  }
+  fs::path folder = true_path(path);
   do {
     folder = folder.parent_path();  // those that are missing are made
   } while (!fs::exists(folder, reason) && folder != folder.root_path());
@@ -71,10 +91,33 @@ void expect_place(const std::string& path, bool force, const std::string& flag) 
   }
 }
 
-void remove_left_over(const std::string& path) {
+void save_result(const models::Model& model, const std::string& path, const std::string& source,
+                 bool force) {
+  remove_left_over(path);
   std::error_code reason;
-  fs::path whole = fs::absolute(path, reason).lexically_normal();
-  if (whole.filename().empty()) whole = whole.parent_path();
+  if (!force && fs::exists(path, reason)) {
+    throw Error(Errc::kIo, path + ": was made by another run meanwhile, and is left as it is");
+  }
+  models::SaveOptions save;
+  save.files_from = source;
+  save.replace = force;
+  models::save_model(model, path, save);
+}
+
+void expect_apart(const Place& output, const std::vector<Place>& inputs) {
+  for (const Place& input : inputs) {
+    if (input.path.empty()) continue;
+    if (!lies_in(input.path, output.path)) continue;
+    const char* relation =
+        lies_in(output.path, input.path) ? " must not be " : " must not contain ";
+    called_wrongly(output.flag + " " + output.path + relation + input.flag + " " + input.path +
+                   "; use another " + output.flag);
+  }
+}
+
+void remove_left_over(const std::string& path) {
+  const fs::path whole = true_path(path);
+  std::error_code reason;
   for (const auto& entry : fs::directory_iterator(whole.parent_path(), reason)) {
     const int process = process_of(entry.path().filename().string(), whole.filename().string());
     if (process == 0 || lives(process)) continue;
@@ -82,8 +125,10 @@ void remove_left_over(const std::string& path) {
     // Killed between two renames: what was to be replaced has its name again.
     if (entry.path().string().ends_with(kOld) && !fs::exists(whole, ignored)) {
       fs::rename(entry.path(), whole, ignored);
+    } else if (fs::is_directory(entry.symlink_status(ignored))) {
+      formats::remove_model_files(entry.path().string());
     } else {
-      fs::remove_all(entry.path(), ignored);
+      fs::remove(entry.path(), ignored);
     }
   }
 }

@@ -1,13 +1,30 @@
-// Where commands write: what would go wrong after a long time is said at once.
+// Where commands write: what would go wrong after a long time, or would destroy something, is said at once.
 #pragma once
 
 #include <string>
+#include <vector>
+
+#include "mlxtape/models/load.h"
 
 namespace mlxtape::cli {
 
 // Of a model's directory that is to be made; what was left over there is taken away. Throws kIo where something is there
-// and force is off, or it is no model, or nothing can be written there. flag: the one that named it.
+// and force is off, or it holds anything but a model, or nothing can be written there. flag: the one that named it.
 void expect_place(const std::string& path, bool force, const std::string& flag);
+
+// Writes a model there, with the companions of the folder `source`. What has come there since expect_place is left as it
+// is unless force is on. Throws kIo.
+void save_result(const models::Model& model, const std::string& path, const std::string& source,
+                 bool force);
+
+// A file or folder that a flag names.
+struct Place {
+  std::string flag, path;
+};
+
+// Throws kArgument where the output is one of the inputs or holds one, by whatever links and dots it is named: writing it
+// would take the input away. An input without a path is none.
+void expect_apart(const Place& output, const std::vector<Place>& inputs);
 
 // Takes away what processes that live no more have left of this path: <path>.tmp<process>.<number>. One that was killed
 // while it replaced the path may have left the old one beside it: that is brought back.

@@ -55,8 +55,9 @@ void Progress::at(std::int64_t done, const std::string& extra) {
   extra_ = extra;
   if (quiet_) return;
   const auto now = Clock::now();
-  // The first bar after a moment: work that is done at once needs none.
-  const double wait = terminal_ ? kRedrawSeconds : options_.plain_every;
+  const double wait = !terminal_         ? options_.plain_every
+                      : shown_ == begun_ ? options_.first_after
+                                         : kRedrawSeconds;
   if (seconds(now - shown_) < wait) return;
   shown_ = now;
   draw();

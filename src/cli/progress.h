@@ -24,7 +24,8 @@ class Progress {
   struct Options {
     std::int64_t start = 0;  // where a resumed run goes on; not counted in the rate
     Unit unit = Unit::kSteps;
-    double plain_every = 5;    // seconds between lines where there is no terminal
+    double first_after = 0.1;  // seconds until the first bar: work that is done at once needs none
+    double plain_every = 5;    // seconds between lines where there is no terminal; infinity: none
     std::FILE* to = nullptr;   // null: stderr
     bool as_terminal = false;  // whatever `to` is
     int columns = 0;           // 0: the terminal's

@@ -100,8 +100,11 @@ void train(const Globals& globals, Flags flags) {
   if (flags.from_scratch && flags.rate->count() == 0) flags.loop.rate = 1e-3;
   jobs::TrainOptions options = flags.loop.options();
   options.fit.adamw.bias_correction = true;
+  const std::vector<Place> inputs = {
+      {"--model", flags.model}, {"--config", flags.config}, {"--data", flags.loop.data}};
+  expect_apart({"--out", flags.out}, inputs);
   expect_place(flags.out, flags.force, "--out");
-  flags.state.expect(flags.out, globals);
+  flags.state.expect({"--out", flags.out}, inputs, globals);
   options.fit.folder = flags.state.folder;
   options.fit.resume = flags.state.resume;
 
@@ -118,13 +121,7 @@ void train(const Globals& globals, Flags flags) {
   if (result.fit.stopped) {
     end_interrupted(result.fit, options.fit.iterations, flags.state, device, globals);
   }
-  with_state(flags.state, globals, [&] {
-    remove_left_over(flags.out);
-    models::SaveOptions save;
-    save.files_from = source;
-    save.replace = flags.force;
-    models::save_model(model, flags.out, save);
-  });
+  with_state(flags.state, globals, [&] { save_result(model, flags.out, source, flags.force); });
   if (!flags.state.keep) jobs::remove_state(flags.state.folder);
   tell(globals, flags, model, result);
 }
@@ -165,7 +162,9 @@ void add_train(CLI::App& app, const Globals& globals) {
       ->required()
       ->type_name("DIR")
       ->group(group);
-  command->add_flag("--force", flags->force, "replace the model at --out, once the new is whole")
+  command
+      ->add_flag("--force", flags->force,
+                 "overwrite the model at --out, once the new one is complete")
       ->group(group);
   command
       ->add_option("--dtype", flags->dtype,

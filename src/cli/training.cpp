@@ -2,11 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include <filesystem>
-
 #include "model_flags.h"
 #include "output.h"
-#include "places.h"
 
 namespace mlxtape::cli {
 
@@ -14,8 +11,8 @@ namespace {
 
 using formats::Json;
 
-const auto kCount = CLI::Range(std::int64_t{1}, std::int64_t{1} << 30);
-const auto kCountOrNone = CLI::Range(std::int64_t{0}, std::int64_t{1} << 30);
+const auto kCount = whole_number(1, std::uint64_t{1} << 30U);
+const auto kCountOrNone = whole_number(0, std::uint64_t{1} << 30U);
 
 std::string digits(double value, const char* form) {
   std::array<char, 64> text{};
@@ -131,20 +128,19 @@ void StateFlags::add_to(CLI::App& command, const std::string& without) {
       ->group(group);
 }
 
-void StateFlags::expect(const std::string& out, const Globals& globals) {
-  if (folder.empty()) folder = without_slash(out) + ".state";
-  const auto whole = [](const std::string& path) {
-    return std::filesystem::weakly_canonical(std::filesystem::absolute(path));
-  };
-  if (beside && whole(folder) == whole(without_slash(out))) {
-    called_wrongly("--state must be another folder than what is made, got " + folder + " for both");
+void StateFlags::expect(const Place& out, const std::vector<Place>& inputs,
+                        const Globals& globals) {
+  if (folder.empty()) folder = without_slash(out.path) + ".state";
+  if (beside) {
+    expect_apart({"--state", folder}, {out});
+    expect_apart(out, {{"--state", folder}});
+    expect_apart({"--state", folder}, inputs);
   }
   const bool there = jobs::has_state(folder);
   if (there && !resume) {
     throw Error(Errc::kIo, folder +
-                               ": holds a run that is not done; --resume goes on with it, and "
-                               "without state.safetensors and best.safetensors there one begins "
-                               "anew");
+                               ": contains an unfinished run; use --resume, or delete "
+                               "state.safetensors and best.safetensors there to start over");
   }
   if (!there && resume && !globals.quiet) remark(folder + ": holds no run yet, one begins");
 }
@@ -239,6 +235,10 @@ std::string fit_text(const jobs::FitResult& fit, Device& device) {
 
 void end_interrupted(const jobs::FitResult& fit, std::int64_t iterations, const StateFlags& state,
                      Device& device, const Globals& globals) {
+  const std::string step =
+      "stopped after step " + std::to_string(fit.steps) + " of " + std::to_string(iterations);
+  const std::string fault = jobs::state_fault(state.folder);
+  if (!fault.empty()) throw Error(Errc::kIo, step + ", which is not saved: " + fault);
   const std::string command = globals.again_with("--resume");
   if (globals.json) {
     Json::Object object = fit_json(fit, device);
@@ -246,8 +246,7 @@ void end_interrupted(const jobs::FitResult& fit, std::int64_t iterations, const 
     object.emplace_back("resume", command);
     print_json(object);
   }
-  remark("stopped after step " + std::to_string(fit.steps) + " of " + std::to_string(iterations) +
-         ", which is kept in " + state.folder + "; to go on:\n  " + command);
+  remark(step + ", which is saved in " + state.folder + "; to resume:\n  " + command);
   throw Exit{kInterrupted};
 }
 
@@ -263,9 +262,9 @@ void rethrow_with_advice(const StateFlags& state, const Globals& globals) {
   } catch (const Error& e) {
     const bool goes_on =
         (e.code() == Errc::kIo || e.code() == Errc::kOutOfMemory || e.code() == Errc::kBackend) &&
-        jobs::has_state(state.folder);
+        jobs::state_fault(state.folder).empty();
     if (!goes_on) throw;
-    throw Error(e.code(), std::string(e.what()) + "; once that is mended this goes on: " +
+    throw Error(e.code(), std::string(e.what()) + "; after fixing this, resume with: " +
                               globals.again_with("--resume"));
   }
 }

@@ -9,6 +9,7 @@
 #include "interrupt.h"
 #include "mlxtape/formats/json.h"
 #include "mlxtape/jobs/train.h"
+#include "places.h"
 #include "progress.h"
 
 namespace mlxtape::cli {
@@ -37,9 +38,9 @@ struct StateFlags {
 
   // without: the folder that the run has anyway, e.g. --adapter-path; no --state then.
   void add_to(CLI::App& command, const std::string& without = "");
-  // The folder is <out>.state where none was given. Throws where a state is there and --resume is not given, says so
-  // where it is the other way round.
-  void expect(const std::string& out, const Globals& globals);
+  // The folder is <out>.state where none was given. Throws where it meets the output or an input, and where a state is
+  // there and --resume is not given; says so where it is the other way round.
+  void expect(const Place& out, const std::vector<Place>& inputs, const Globals& globals);
 };
 
 // A loop that is watched: a bar and lines, and Ctrl-C asks it to stop.

@@ -23,6 +23,12 @@ expect 0 "2 threads used" --threads 2 info
 expect 0 "2 threads used" info --threads 2
 expect 0 "PASSED" selftest --filter 'SoftmaxCheck*'
 expect 2 "must match a test" selftest --filter 'Nope*'
+# The tests are a program of their own; without it the rest works, and selftest says what is missing.
+beside=$program program=$folder/alone
+cp "$beside" "$program"
+expect 1 "mlxtape-selftest does not exist" selftest
+expect 0 "cpu: " info
+program=$beside
 
 # demo: all of it, too short to learn
 expect 0 "report.html" demo --iters 3 --cases 5 --out "$folder/demo" --quiet
@@ -32,7 +38,7 @@ done
 expect 0 '"kl_removed"' demo --iters 2 --cases 5 --seconds 100 --out "$folder/demo" --quiet --json
 expect 0 "finish" generate --model "$folder/demo/4bit" --prompt 'plus 1+2>' --max-tokens 3 --json
 mkdir "$folder/taken" && touch "$folder/taken/mine"
-expect 1 "is no demo's" demo --iters 2 --out "$folder/taken"
+expect 1 "already exists and is not a demo's" demo --iters 2 --out "$folder/taken"
 expect 2 "--iters" demo --iters 0 --out "$folder/none"
 [ "$(ls "$folder/taken")" = mine ] && [ ! -e "$folder/none" ] || complain "demo wrote where it must not"
 
@@ -144,14 +150,35 @@ same "$one" "$("$program" generate $on --model "$model" -p 12 --temp 1 --top-p 0
   complain "two seeds give the same text"
 expect 2 "a prompt is needed" generate $on --model "$model"
 expect 2 "--model is required" generate $on -p 1
-expect 2 "temperature must be at least 0" generate $on --model "$model" -p 1 --temp -1
 expect 2 "--max-tokens" generate $on --model "$model" -p 1 -m 0
 expect 2 "--stop must be some text" generate $on --model "$model" -p 1 --stop ''
 expect 2 "must be a JSON object" generate $on --model "$model" -p 1 --chat-template-config '[1]'
 expect 2 "has no token 'nope'" generate $on --model "$model" -p 1 --extra-eos-token nope
 expect 2 "need a chat template" generate $on --model "$model" -p 1 --system-prompt 2
-expect 2 "not in the model's vocabulary" generate $on --model "$model" -p a
+expect 1 "tokens must be in the vocabulary of" generate $on --model "$model" -p a
 expect 1 "must be readable" generate $on --model "$model" --prompt-file "$folder/nowhere"
+expect 1 "must be a file, got a device" generate $on --model "$model" --prompt-file /dev/zero
+mkfifo "$folder/fifo"
+expect 1 "must be a file, got a pipe" generate $on --model "$model" --prompt-file "$folder/fifo"
+printf 'GGUF' >"$folder/a.gguf"
+expect 1 "mlx_lm.convert" generate $on --model "$folder/a.gguf" -p 1
+# What a model says is its own fault, whoever asks; and a terminal is given none of its control characters.
+cp -r "$model" "$folder/evil"
+printf '{{ raise_exception("\033[31mno\007") }}' >"$folder/evil/chat_template.jinja"
+expect 1 'line 1: \x1b[31mno\x07' generate $on --model "$folder/evil" -p 1
+printf '{{ 1 // 0 }}' >"$folder/evil/chat_template.jinja"
+expect 1 "division by zero" generate $on --model "$folder/evil" -p 1
+sed 's/"rms_norm_eps": [^,]*/"rms_norm_eps": 1e300/' "$model/config.json" >"$folder/evil/config.json"
+expect 1 '"rms_norm_eps" must be a number above 0 that a float can hold' inspect "$folder/evil"
+printf '{"model_type":"\\u001b[31mEVIL\\u0007"}' >"$folder/evil/config.json"
+expect 1 'type "\x1b[31mEVIL\x07"' inspect "$folder/evil"
+printf '\357\273\277{}' >"$folder/evil/config.json"
+expect 1 "byte order mark" inspect "$folder/evil"
+rm "$folder/evil/config.json"
+mkfifo "$folder/evil/config.json"
+expect 1 "must be a file, got a pipe" inspect "$folder/evil"
+expect 1 'no such directory' inspect "$folder/$(printf '\033[2J')"
+case $output in *"$(printf '\033')"*) complain "a path gives a terminal control characters: $output" ;; esac
 expect 1 "models are not downloaded" generate $on --model mlx-community/nothing -p 1
 "$program" generate $on --model "$model" -p 1 >/dev/full 2>/dev/null && complain "generate >/dev/full: exit 0, want 1"
 "$program" generate $on --model "$model" -p 1 >&- 2>/dev/null && complain "generate >&-: exit 0, want 1"
@@ -205,7 +232,7 @@ expect 1 "chat_template.jinja: line 1: " chat $on --model "$folder/untold" </dev
 # ---- convert, quantize ----
 
 expect 0 "32.000 bits per weight" convert --model "$model" --mlx-path "$folder/wide" -d
-expect 1 "--force replaces it" convert --model "$model" --mlx-path "$folder/wide" -d
+expect 1 "wide: already exists; use --force to overwrite, or another --mlx-path" convert --model "$model" --mlx-path "$folder/wide" -d
 expect 0 "bits per weight" convert --model "$model" --mlx-path "$folder/wide" -d --force
 expect 0 "with a chat template" inspect "$folder/wide"
 expect 0 "16.000 bits per weight" convert --model "$folder/wide" --mlx-path "$folder/half" --dtype bfloat16
@@ -217,8 +244,7 @@ expect 0 "tokens/s" generate $on --model "$folder/q" -p 12 -m 4
 expect 0 '"bits_per_weight"' quantize --model "$folder/half" --mlx-path "$folder/q2" --q-bits 2 --q-group-size 32 \
   --q-module '*.down_proj=8:32' --q-module 'lm_head=0' --json
 expect 0 "8 bits, groups of 32" inspect "$folder/q2"
-expect 0 "bits per weight" convert --model "$folder/q2" --mlx-path "$folder/q2" -d --force # onto itself
-expect 0 "16.000" inspect "$folder/q2"
+expect 2 "must not be --model" convert --model "$folder/q2" --mlx-path "$folder/q2" -d --force
 expect 0 "modules stay as they are" quantize --model "$folder/wide" --mlx-path "$folder/q3" --q-group-size 32
 expect 0 "bits per weight" quantize --model "$folder/q3" --mlx-path "$folder/q4" --q-module '*gate=8:32'
 expect 2 "is packed already" quantize --model "$folder/q4" --mlx-path "$folder/no"

@@ -1,5 +1,5 @@
-# shellcheck shell=sh disable=SC2154  # program
-# What the tests of the program share; they set program and end with `exit $((failures > 0))`. $folder is theirs.
+# shellcheck shell=sh disable=SC2154  # program, here
+# What the tests of the program share; they set program and here, and end with `exit $((failures > 0))`. $folder is theirs.
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
 failures=0
@@ -32,4 +32,11 @@ complain() {
 # same <text> <text> <what they are of>
 same() {
   [ "$1" = "$2" ] || complain "$3: '$1' and '$2' should be the same"
+}
+
+# make_models: "packed", a model whose vocabulary is the bytes below 64, and the same unpacked, "model".
+make_models() {
+  cp -r "$here/../parity/golden/qwen3_next_q4" packed && chmod -R u+w packed
+  cp "$here/../../examples/bytes/tokenizer.json" packed
+  expect 0 "bits per weight" convert --model packed --mlx-path model -d
 }

@@ -7,54 +7,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/expect.sh"
 cd "$folder" || exit 1
 on="--device ${2:-cpu}"
-
-# A model whose vocabulary is the bytes below 64, packed and not, and sums to learn: 12+3=15.
-cp -r "$here/../parity/golden/qwen3_next_q4" packed && chmod -R u+w packed
-cp "$here/../../examples/bytes/tokenizer.json" packed
-expect 0 "bits per weight" convert --model packed --mlx-path model -d
-mkdir data
-for part in train:48 valid:8 test:8; do
-  awk -v n="${part#*:}" -v first="${#part}" 'BEGIN {
-    for (i = 0; i < n; i++) {
-      a = (7 * i + first) % 23; b = (11 * i) % 19
-      printf "{\"prompt\": \"%d+%d=\", \"completion\": \"%d\"}\n", a, b, a + b
-    }
-  }' >"data/${part%:*}.jsonl"
-done
-
-# same_files <file> <file> <what they are of>
-same_files() {
-  cmp -s "$1" "$2" || complain "$3: $1 and $2 should be the same"
-}
-
-# one_line <text> <arguments...>: fails with this on one line, and nothing on stdout.
-one_line() {
-  text=$1
-  shift
-  said=$("$program" "$@" 2>&1 >"$folder/stdout")
-  same "$(printf '%s\n' "$said" | wc -l)" 1 "lines of the error of $*"
-  [ ! -s "$folder/stdout" ] || complain "$*: $(cat "$folder/stdout") on stdout"
-  case $said in
-    *"$text"*) ;;
-    *) complain "$*: no '$text' in $said" ;;
-  esac
-}
-
-# interrupted <file> <arguments...>: Ctrl-C once this file is there; its exit code is 130.
-interrupted() {
-  file=$1
-  shift
-  "$program" "$@" >"$folder/out" 2>"$folder/err" &
-  job=$!
-  tries=0
-  while [ ! -e "$file" ] && [ $tries -lt 3000 ]; do
-    sleep 0.01
-    tries=$((tries + 1))
-  done
-  kill -INT $job
-  wait $job
-  same $? 130 "mlxtape $*, interrupted"
-}
+. "$here/tiny_model.sh"
 
 # ---- train ----
 
@@ -75,19 +28,19 @@ expect 0 "qwen3_next, bf16" inspect tuned
 expect 0 "after step" train $on --model packed --data data/train.jsonl $steps --out scales
 expect 0 "4 bits" inspect scales
 
-expect 1 "new: is there already; --force replaces it" train $scratch --out new
+echo '{"txt": 1}' >bad.jsonl
+expect 1 "new: already exists; use --force to overwrite, or another --out" train $scratch --out new
 expect 0 "after step" train $scratch --out new --force
-expect 1 "again.state: holds a run that is not done; --resume goes on" train $scratch --out again --force
-expect 1 "--force replaces models alone" train $scratch --out data --force
-expect 1 "must be a directory or absent" train $scratch --out data/test.jsonl --force
-expect 1 "must be a writable directory" train $scratch --out data/test.jsonl/x
+expect 1 "again.state: contains an unfinished run; use --resume, or delete" train $scratch --out again --force
+expect 1 "must be a directory or absent" train $scratch --out bad.jsonl --force
+expect 1 "must be a writable directory" train $scratch --out bad.jsonl/x
 expect 2 "one of --model" train $on --data data --out no
 expect 2 "one of --model" train $scratch --model model --out no
 expect 2 "it needs --from-scratch" train $on --config packed/config.json --data data --out no
 expect 2 "--out is required" train $scratch
 expect 2 "--data is required" train $on --model model --out no
 expect 2 "--iters" train $scratch --out no --iters 0
-expect 2 "--state must be another folder" train $scratch --out no --state ./no
+expect 2 "--state ./no must not be --out no; use another --state" train $scratch --out no --state ./no
 mkdir silent && cp data/train.jsonl silent && : >silent/valid.jsonl
 expect 1 "silent/valid.jsonl: must hold samples, or not be there" train $scratch --out no --data silent
 expect 2 "--learning-rate must be above 0" train $scratch --out no --learning-rate -1
@@ -97,8 +50,7 @@ expect 2 "at least batch_size = 100 samples, got 48" train $scratch --out no --b
 expect 1 "nowhere: must be a file or a folder" train $on --model model --data nowhere --out no
 expect 1 "there is no such directory" train $on --model nowhere --data data --out no
 expect 1 "there is no such file" train $on --config nowhere/config.json --from-scratch --data data --out no
-echo '{"txt": 1}' >bad.jsonl
-one_line "bad.jsonl:1: a line must be an object with" train $on --model model --data bad.jsonl --out no
+one_line "bad.jsonl: line 1: a line must be an object with" train $on --model model --data bad.jsonl --out no
 echo '{"text": "abc"}' >letters.jsonl
 one_line "must be in the model's vocabulary of 64, got 97" train $on --model model --data letters.jsonl \
   --out no --batch-size 1
@@ -106,7 +58,7 @@ one_line "must be in the model's vocabulary of 64, got 97" train $on --model mod
 # Ctrl-C, and the command that it tells.
 long="--steps-per-report 100 --save-every 1 --val-batches 0"
 interrupted "a b.state/state.safetensors" train $scratch $long --iters 100000 --out "a b"
-grep -q "which is kept in a b.state; to go on:" err || complain "train, interrupted: $(cat err)"
+grep -q "which is saved in a b.state; to resume:" err || complain "train, interrupted: $(cat err)"
 grep -q "^  .*mlxtape train .* --out 'a b' --resume$" err || complain "train, interrupted: $(cat err)"
 [ ! -e "a b" ] || complain "train, interrupted, wrote its output"
 step=$(sed -n 's/^stopped after step \([0-9]*\) of.*/\1/p' err)
@@ -115,7 +67,7 @@ eval "$told --iters $((step + 2)) --keep-state" >out 2>err || complain "resumed:
 grep -q "resumed after step $step" err || complain "resumed: $(cat err)"
 expect 0 "steps" train $scratch $long --iters $((step + 2)) --out whole
 same_files "a b/model.safetensors" whole/model.safetensors "an interrupted run and a whole one"
-expect 1 "is there already" train $scratch $long --iters 4 --out whole --resume
+expect 1 "whole: already exists" train $scratch $long --iters 4 --out whole --resume
 expect 2 "is the state of another run: learning_rate must be" train $scratch $long --out c --state "a b.state" \
   --resume --learning-rate 0.5
 expect 2 "is the state of another run: training data must be" train $scratch $long --out c --state "a b.state" \
@@ -162,7 +114,7 @@ expect 0 "test loss" $tune --test --rank 4 --scale 2
 expect 0 "after step" $tune --adapter-path dropped --dropout 0.1 --lora-keys q_proj,v_proj
 [ -e adapters/0000002_adapters.safetensors ] || complain "lora: no adapters of step 2"
 [ ! -e adapters/state.safetensors ] || complain "lora left its state"
-expect 1 "adapters.safetensors: is there already; --force" $tune
+expect 1 "adapters/0000002_adapters.safetensors: already exists; use --force to overwrite" $tune
 expect 0 '"step_of_adapters"' $tune --adapter-path keyed --lora-keys self_attn.q_proj,down_proj --num-layers 1 --json
 grep -q '"self_attn.q_proj"' keyed/adapter_config.json || complain "lora --lora-keys: $(cat keyed/adapter_config.json)"
 expect 0 "test loss" lora $on --model packed --test --data data
@@ -194,7 +146,7 @@ expect 1 "--test needs samples in test.jsonl" lora $on --model packed --test --d
 interrupted held/state.safetensors $tune $long --iters 100000 --adapter-path held
 grep -q -- "--adapter-path held --resume$" err || complain "lora, interrupted: $(cat err)"
 step=$(sed -n 's/^stopped after step \([0-9]*\) of.*/\1/p' err)
-expect 1 "held: holds a run that is not done" $tune $long --adapter-path held
+expect 1 "held: contains an unfinished run" $tune $long --adapter-path held
 expect 0 "after step $((step + 2))" $tune $long --iters $((step + 2)) --adapter-path held --resume
 expect 0 "steps" $tune $long --iters $((step + 2)) --adapter-path straight
 same_files held/adapters.safetensors straight/adapters.safetensors "lora, interrupted and not"
@@ -206,7 +158,7 @@ same_files "$last" valid/adapters.safetensors "the adapters of a run that was in
 
 expect 0 "modules fused" fuse --model packed --adapter-path adapters --save-path fused
 expect 0 "4 bits" inspect fused
-expect 1 "fused: is there already" fuse --model packed --adapter-path adapters --save-path fused
+expect 1 "fused: already exists" fuse --model packed --adapter-path adapters --save-path fused
 expect 0 "32.000 bits per weight" fuse --model packed --adapter-path adapters --save-path wide -d
 expect 0 '"modules"' fuse --model packed --adapter-path adapters --save-path wide -d --force --json
 same "$("$program" generate $on --model packed --adapter-path adapters -p '12+3=' -m 8 --quiet)" \
@@ -232,7 +184,7 @@ expect 0 "% less" $teach --data-path data/train.jsonl --mlx-path drawn --num-sam
 expect 2 "is packed itself" dwq $on --model packed --data-path data --mlx-path no
 expect 2 "--data-path is required" dwq $on --model model --mlx-path no
 expect 2 "--targets-only needs --target-dir" $teach --targets-only
-expect 1 "taught: is there already" $teach --mlx-path taught
+expect 1 "taught: already exists" $teach --mlx-path taught
 one_line "must be finite" $teach --mlx-path no --learning-rate 1e38 --quiet
 rm -rf no.state
 interrupted late.state/state.safetensors $teach --save-every 1 --batch-size 1 --steps-per-eval 1 --mlx-path late
@@ -246,9 +198,9 @@ show="demo $on --iters 12 --cases 5"
 expect 0 "report.html" $show --out shown
 [ ! -e shown/state ] || complain "demo left its state"
 interrupted shown2/state/training/state.safetensors $show --seconds 1000 --out shown2
-grep -q "stopped while training, which is kept in shown2/state; to go on:" err || complain "demo, interrupted: $(cat err)"
+grep -q "stopped while training, which is saved in shown2/state; to resume:" err || complain "demo, interrupted: $(cat err)"
 grep -q -- "--out shown2 --resume$" err || complain "demo, interrupted: $(cat err)"
-expect 1 "shown2/state: holds a demo that is not done; --resume goes on" $show --out shown2
+expect 1 "shown2/state: contains an unfinished demo; use --resume" $show --out shown2
 expect 2 "is the state of another run: seed must be 1" $show --out shown2 --resume --seed 2
 expect 2 "is the state of another run: iterations must be 12" $show --out shown2 --resume --iters 13
 # What was refused has changed nothing.
@@ -266,24 +218,24 @@ for name in state/progress.json demo.json tokenizer/tokenizer.json; do : >"shown
 expect 0 "training goes on after step 12" $show --out shown3 --resume
 same_files shown/2bit-dwq/model.safetensors shown3/2bit-dwq/model.safetensors "demo, interrupted late and not"
 [ ! -e shown3/state ] || complain "demo left $(ls shown3/state)"
-# A score of a step that was lost is found out again.
+# Scores of steps that were lost, as the state of an earlier one is back, are found out again.
 interrupted shown4/state/training/state.safetensors $show --out shown4
-sed -i 's/"held_out": \[/&{"step": 12, "right": [0, 0, 0, 0, 0], "cases": [1, 1, 1, 1, 1]},/' shown4/state/progress.json
-grep -q '"cases": \[1, 1' shown4/state/progress.json || complain "no score was planted"
+cp -r shown4/state/training early
+interrupted shown4/state/distilling/state.safetensors $show --threads 1 --out shown4 --resume
+rm -r shown4/state/training shown4/state/distilling && mv early shown4/state/training
 expect 0 "report.html" $show --out shown4 --resume
 sed -n '/"held_out": /,/"expert_shares"/p' shown4/demo.json >shown4.points
-same_files shown.points shown4.points "scores of a demo that lost a step and of one that did not"
+same_files shown.points shown4.points "scores of a demo that lost steps and of one that did not"
 interrupted shown4/state/training/state.safetensors $show --out shown4
+sed -i 's/"peak_bytes": /&1/' shown4/state/progress.json
+one_line "progress.json: is damaged (its text is not what was written (checksum)); delete shown4/state to start over" \
+  $show --out shown4 --resume
 echo '{"iterations": "many"}' >shown4/state/progress.json
-one_line "once shown4/state is removed one begins anew" $show --out shown4 --resume
+one_line "progress.json: is damaged" $show --out shown4 --resume
 # One at a time, also where nothing is trained.
 "$program" $show --iters 100000 --out shown5 >busy.out 2>&1 &
 job=$!
-tries=0
-while [ ! -e shown5/demo.json ] && [ $tries -lt 600 ]; do
-  sleep 0.05
-  tries=$((tries + 1))
-done
+until_there shown5/demo.json
 one_line "shown5: is in use" $show --out shown5
 kill -INT $job
 wait $job
@@ -301,11 +253,7 @@ one_line "weights must be" train $on --model scales --data data --save-every 1 -
 # One run at a time in a folder.
 "$program" train $scratch --iters 100000 --save-every 1 --out busy >busy.out 2>&1 &
 job=$!
-tries=0
-while [ ! -e busy.state/state.safetensors ] && [ $tries -lt 600 ]; do
-  sleep 0.05
-  tries=$((tries + 1))
-done
+until_there busy.state/state.safetensors
 one_line "busy.state: is in use" train $scratch --iters 1 --save-every 1 --out busy --resume
 kill -INT $job
 wait $job
@@ -313,8 +261,8 @@ same $? 130 "a run that another wanted to disturb"
 
 # What a process left that was killed while it wrote is taken away; a model that it had moved aside comes back.
 dead=$(sh -c 'echo $$')
-mkdir "swept.tmp$dead.0" && cp -r packed "swept.tmp$dead.1.old"
-expect 1 "swept: is there already" quantize --model model --mlx-path swept
+mkdir "swept.tmp$dead.0" && cp -r model "swept.tmp$dead.1.old"
+expect 1 "swept: already exists" quantize --model model --mlx-path swept
 [ -e swept/config.json ] || complain "a model that was moved aside did not come back"
 [ "$(ls -d swept.tmp* 2>/dev/null)" = "" ] || complain "left over: $(ls -d swept.tmp*)"
 expect 0 "bits per weight" quantize --model model --mlx-path swept --q-group-size 32 --force
@@ -327,7 +275,7 @@ rows="--data-path data --sequence-length 16"
 expect 0 "bits per weight" $pack $rows --target-bpw 7 --mlx-path dynamic --report-ppl
 expect 0 "6 bits, groups of 32" inspect dynamic
 [ -e model_sensitivities.json ] || complain "dynamic-quant wrote no sensitivities"
-expect 1 "model_sensitivities.json: is there already" $pack $rows --target-bpw 7 --mlx-path dynamic2
+expect 1 "model_sensitivities.json: already exists" $pack $rows --target-bpw 7 --mlx-path dynamic2
 expect 0 '"threshold"' $pack --sensitivities model_sensitivities.json --target-bpw 7 --mlx-path dynamic2 --json
 same_files dynamic/model.safetensors dynamic2/model.safetensors "dynamic-quant from its sensitivities"
 expect 0 '"threshold": null' $pack --sensitivities model_sensitivities.json --target-bpw 30 --mlx-path dynamic3 --json

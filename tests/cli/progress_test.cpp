@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <limits>
 #include <string>
 #include <thread>
 
@@ -12,7 +13,8 @@ namespace {
 using cli::Progress;
 
 // What is written to a file that is no terminal, or as if it were one.
-std::string written(bool as_terminal, int columns, bool quiet) {
+std::string written(bool as_terminal, int columns, bool quiet, double first_after = 0.1,
+                    double plain_every = 0.1) {
   std::FILE* file = std::tmpfile();
   if (file == nullptr) return "no temporary file";
   cli::Globals globals;
@@ -21,7 +23,8 @@ std::string written(bool as_terminal, int columns, bool quiet) {
   options.to = file;
   options.as_terminal = as_terminal;
   options.columns = columns;
-  options.plain_every = 0.1;
+  options.first_after = first_after;
+  options.plain_every = plain_every;
   {
     Progress progress("train", 100, globals, options);
     progress.at(1, "loss 9");  // too early to show
@@ -66,6 +69,13 @@ TEST(CliProgress, NarrowAndQuiet) {
   EXPECT_LE(text.find("\033[K"), 20U) << text;
   EXPECT_EQ(written(true, 80, true), "saved\n");
   EXPECT_EQ(written(false, 80, true), "saved\n");
+}
+
+TEST(CliProgress, NothingOfWhatIsDoneSoon) {
+  EXPECT_EQ(written(true, 80, false, 60), "saved\n");
+  // Where there is no terminal the first bar is no matter, and an endless wait means none.
+  EXPECT_NE(written(false, 80, false, 60), "saved\n");
+  EXPECT_EQ(written(false, 80, false, 0.1, std::numeric_limits<double>::infinity()), "saved\n");
 }
 
 }  // namespace

@@ -1,0 +1,244 @@
+#!/bin/sh
+# outputs_test.sh <mlxtape> [device]: what the commands write, and what they must never destroy: a user's own files, their
+# inputs, files behind links, states that are damaged; and signals that come meanwhile.
+# shellcheck disable=SC2086,SC1091,SC2154  # flags that are several words; expect.sh
+set -u
+program=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/expect.sh"
+cd "$folder" || exit 1
+on="--device ${2:-cpu}"
+. "$here/tiny_model.sh"
+
+# contents <path...>: every name there and a sum of each file.
+contents() {
+  find "$@" | sort
+  find "$@" -type f -exec cksum {} + | sort
+}
+
+# refuses <exit code> <text> <arguments...>: one line with this text, and everything stays as it is.
+refuses() {
+  code=$1 text=$2
+  shift 2
+  before=$(contents . | grep -v ' ./stdout$')
+  expect "$code" "$text" "$@"
+  same "$(printf '%s\n' "$output" | wc -l)" 1 "lines of the error of $*"
+  same "$before" "$(contents . | grep -v ' ./stdout$')" "files before and after $*"
+}
+
+steps="--iters 3 --batch-size 8 --steps-per-eval 100 --save-every 1 --val-batches 0 --learning-rate 1e-3"
+scratch="train $on --config packed/config.json --from-scratch --data data $steps --out"
+tuned="train $on --model packed --data data $steps --out"
+tune="lora $on --model packed --train --data data $steps --rank 2 --lora-keys q_proj --adapter-path"
+teach="dwq $on --model model --bits 2 --group-size 32 --data-path data --batch-size 8 --mlx-path"
+pack="dynamic-quant $on --model model --low-bits 2 --low-group-size 32 --high-bits 6 --high-group-size 32 --target-bpw 7"
+expect 0 "after step" $tune adapters
+fuse="fuse --model packed --adapter-path adapters --save-path"
+expect 0 "bits per weight" $pack --data-path data --sequence-length 16 --mlx-path dynamic
+expect 0 "bits per weight" quantize --model model --mlx-path two --q-bits 2 --q-group-size 32
+pack="$pack --sensitivities model_sensitivities.json --mlx-path"
+pack4="quantize --model model --q-group-size 32 --mlx-path"
+
+# ---- --force replaces models, and nothing of a user's ----
+
+mkdir -p webapp/.git && echo '{"port": 80}' >webapp/config.json
+echo x >webapp/server.js && echo x >webapp/.git/HEAD
+cp -r two noted && echo mine >noted/notes.txt
+cp -r two scripted && echo mine >scripted/train.py
+cp -r two nested && cp -r adapters nested
+cp -r two linked && mv linked/tokenizer.json elsewhere.json && ln -s ../elsewhere.json linked/tokenizer.json
+mkdir configured && echo '{"port": 80}' >configured/config.json
+for command in "$pack4" "convert --model packed -d --mlx-path" "$scratch" "$tuned" "$fuse" "$teach" "$pack"; do
+  refuses 1 "webapp: already exists and contains .git, which is not part of a model, so --force does not overwrite it" \
+    $command webapp --force
+  refuses 1 "noted: already exists and contains notes.txt, which is not part of a model" $command noted --force
+done
+refuses 1 "scripted: already exists and contains train.py" $pack4 scripted --force
+refuses 1 "nested: already exists and contains adapters" $pack4 nested --force
+refuses 1 "linked: already exists and contains tokenizer.json" $pack4 linked --force
+refuses 1 "configured: already exists and contains config.json, which is not a model's" $pack4 configured --force
+refuses 1 "webapp: already exists and contains .git" $pack4 webapp
+refuses 1 "two: already exists; use --force to overwrite, or another --mlx-path" $pack4 two
+rm noted/notes.txt
+for command in "$pack4" "convert --model packed -d --mlx-path" "$scratch" "$fuse" "$teach" "$pack"; do
+  cp model/generation_config.json noted 2>/dev/null || echo '{}' >noted/generation_config.json
+  expect 0 "noted" $command noted --force
+done
+same "$(ls -d noted*)" noted "folders beside one that was replaced"
+
+# What a process that was killed had put aside is removed but for what is not a model's.
+dead=$(sh -c 'echo $$')
+cp -r two "swept.tmp$dead.0" && cp -r webapp "swept.tmp$dead.1"
+expect 0 "bits per weight" $pack4 swept
+[ ! -e "swept.tmp$dead.0" ] || complain "a folder of a killed process is left"
+[ -e "swept.tmp$dead.1/server.js" ] && [ -e "swept.tmp$dead.1/.git/HEAD" ] || complain "a user's files are gone"
+rm -r "swept.tmp$dead.1"
+
+# A demo replaces demos alone.
+mkdir -p own/full other && echo '{"mine": 1}' >other/demo.json
+echo '{}' >own/demo.json && cp two/config.json own/full && echo x >own/full/notes.txt
+refuses 1 "own/full: contains notes.txt, which is not part of a model" demo $on --iters 2 --cases 5 --out own
+refuses 1 "other: already exists and is not a demo's" demo $on --iters 2 --cases 5 --out other
+
+# ---- an output is no input ----
+
+ln -s model alias
+mkdir below && ln -s ../model below/alias
+for name in model ./model/ below/../model alias below/alias "$folder/model"; do
+  refuses 2 "--mlx-path $name must not be --model model; use another --mlx-path" $pack4 "$name" --force
+done
+refuses 2 "--mlx-path model must not be --model alias" quantize --model alias --mlx-path model --force
+mkdir around && cp -r model around/inner
+refuses 2 "--mlx-path around must not contain --model around/inner" quantize --model around/inner --mlx-path around --force
+refuses 2 "--out packed must not be --model packed" $tuned packed --force
+refuses 2 "--out data must not be --data data" $tuned data --force
+refuses 2 "--out packed must not contain --config packed/config.json" $scratch packed --force
+refuses 2 "--state data must not be --data data; use another --state" $tuned new --state data
+refuses 2 "--out new must not contain --state new/state" $tuned new --state new/state
+refuses 2 "--save-path packed must not be --model packed" $fuse packed --force
+refuses 2 "--save-path adapters must not be --adapter-path adapters" $fuse adapters --force
+refuses 2 "--mlx-path model must not be --model model" $teach model --force
+refuses 2 "--mlx-path two must not be --quantized-model two" $teach two --quantized-model two --force
+refuses 2 "--mlx-path data must not be --data-path data" $teach data --force
+refuses 2 "--target-dir model must not be --model model" $teach new --target-dir model
+refuses 2 "--mlx-path model must not be --model model" $pack model --force
+refuses 2 "--mlx-path . must not contain --model model" $pack . --force
+refuses 2 "--adapter-path packed must not be --model packed" $tune packed --force
+refuses 2 "--adapter-path adapters must not contain --resume-adapter-file adapters/adapters.safetensors" \
+  $tune adapters --resume-adapter-file adapters/adapters.safetensors --force
+# A folder of its own inside an input takes nothing away.
+expect 0 "bits per weight" $pack4 model/q4 && rm -r model/q4
+
+# ---- adapters ----
+
+mkdir tuned && echo '{"mine": 1}' >tuned/adapter_config.json
+refuses 1 "tuned/adapter_config.json: already exists and is not of adapters" $tune tuned --force
+mkdir best && echo mine >best/best.safetensors
+refuses 1 "best/best.safetensors: already exists; use --force to overwrite, or another --adapter-path" $tune best
+mkdir links && echo precious >precious
+for name in adapters.safetensors adapter_config.json 0000001_adapters.safetensors best.safetensors; do
+  [ $name = adapter_config.json ] && cp adapters/$name . && ln -s ../$name links/$name && continue
+  ln -s ../precious links/$name
+done
+cp adapter_config.json adapter_config.before
+expect 0 "after step" $tune links --force
+same "$(cat precious)" precious "a file behind a link"
+same_files adapter_config.json adapter_config.before "a config behind a link"
+[ ! -h links/adapters.safetensors ] && [ ! -h links/adapter_config.json ] || complain "lora left a link"
+same_files links/adapters.safetensors adapters/adapters.safetensors "adapters in place of a link, and others"
+expect 0 "after step" $tune last --only-last
+same "$(ls last | tr '\n' ' ')" "adapter_config.json adapters.safetensors " "lora --only-last"
+same_files last/adapters.safetensors adapters/adapters.safetensors "lora with --only-last and without"
+
+# ---- states that are not as they were written ----
+
+# damage <file>: 3000 other bytes in its middle.
+damage() {
+  awk 'BEGIN { srand(1); for (i = 0; i < 3000; i++) printf "%c", 33 + int(90 * rand()) }' |
+    dd of="$1" bs=1 seek=9000 conv=notrunc 2>/dev/null
+}
+long="--iters 100000 --steps-per-report 100000"
+interrupted "h t.state/state.safetensors" $scratch "h t" $long
+cp -r "h t.state" copy.state
+damage "h t.state/state.safetensors"
+refuses 1 "h t.state/state.safetensors: is damaged (" $scratch "h t" $long --resume
+interrupted tuned2/state.safetensors $tune tuned2 $long
+damage tuned2/state.safetensors
+refuses 1 "tuned2/state.safetensors: is damaged (" $tune tuned2 $long --resume
+interrupted taught.state/state.safetensors $teach taught --save-every 1 --batch-size 1 --steps-per-eval 1
+damage taught.state/best.safetensors
+refuses 1 "taught.state/best.safetensors: is damaged (" $teach taught --save-every 1 --batch-size 1 --steps-per-eval 1 --resume
+rm -r "h t.state" && mv copy.state "h t.state"
+
+# An error of a run under way tells the command that resumes it, as a shell takes it.
+(ulimit -f 200 && "$program" $scratch "h t" $long --resume --quiet) >out 2>err
+same $? 1 "train on a full disk"
+grep -q "; after fixing this, resume with: .*mlxtape train .* --out 'h t' .*--resume" err || complain "train on a full disk: $(cat err)"
+same "$(wc -l <err)" 1 "lines of the error of a full disk"
+
+# A state that is removed meanwhile is not called saved.
+"$program" $scratch gone $long --save-every 100000 --val-batches 1 --quiet >out 2>err &
+job=$!
+until_there gone.state/best.safetensors
+rm -r gone.state
+kill -INT $job
+wait $job
+same $? 1 "a run whose state was removed"
+grep -q "the state of step 0 is lost: .*gone.state/state.safetensors: is missing" err || complain "state removed: $(cat err)"
+if grep -q -- "--resume\|saved in" err; then complain "state removed: $(cat err)"; fi
+
+# Two runs that make one folder: the second to end keeps its state, and the first's model.
+"$program" $scratch race --iters 60 --quiet >out 2>err &
+job=$!
+until_there race.state/state.safetensors
+cp -r two race
+before=$(contents race)
+wait $job
+same $? 1 "the second of two runs that make one folder"
+grep -q "race: was made by another run meanwhile, and is left as it is; after fixing this, resume with: " err ||
+  complain "two runs: $(cat err)"
+same "$before" "$(contents race)" "a folder that another run made"
+mv race first
+expect 0 "after step 60" $scratch race --iters 60 --resume
+
+# ---- signals ----
+
+# The terminal is gone, perhaps with more than one word of it; unless nobody is to hear of it.
+with_hangup=$(env --default-signal=HUP true 2>/dev/null && echo "env --default-signal=HUP")
+$with_hangup "$program" $scratch hung $long >out 2>err &
+job=$!
+until_there hung.state/state.safetensors
+kill -HUP $job
+kill -HUP $job 2>/dev/null
+wait $job
+same $? 130 "train and SIGHUP"
+grep -q "which is saved in hung.state; to resume:" err || complain "train and SIGHUP: $(cat err)"
+expect 0 "resumed after step" $scratch hung --resume --iters $(($(sed -n 's/^stopped after step \([0-9]*\) of.*/\1/p' err) + 1))
+nohup "$program" $scratch kept $long >out 2>err &
+job=$!
+until_there kept.state/state.safetensors
+kill -HUP $job
+sleep 0.3
+kill -0 $job 2>/dev/null || complain "nohup mlxtape ends with SIGHUP"
+kill -TERM $job
+wait $job
+same $? 130 "train and SIGTERM"
+same "$(grep -c 'mlxtape: stopping' err)" 1 "words of a run under nohup"
+
+# A model's file that becomes shorter while it is in use; on a GPU it is not in use any more.
+ulimit -c 0
+cp -r packed cut
+echo '{% for m in messages %}<{{ m.content }}>{% endfor %}' >cut/chat_template.jinja
+# talk: chat with what comes through the pipe, once it has answered.
+talk() {
+  rm -f pipe answers && mkfifo pipe
+  # AddressSanitizer would take SIGBUS for itself.
+  ASAN_OPTIONS="${ASAN_OPTIONS:-}:handle_sigbus=0" "$program" chat $on --model cut -m 2 --quiet <pipe >answers 2>err &
+  job=$!
+  exec 3>pipe
+  echo 12 >&3
+  tries=0
+  while [ ! -s answers ] && [ $tries -lt 3000 ]; do
+    sleep 0.01
+    tries=$((tries + 1))
+  done
+}
+talk
+kill -BUS $job
+exec 3>&-
+wait $job 2>/dev/null
+same "$(kill -l $?)" BUS "chat that was sent SIGBUS"
+if [ "$on" = "--device cpu" ]; then
+  talk
+  head -c 4096 cut/model.safetensors >begin
+  cat begin >cut/model.safetensors
+  echo 34 >&3
+  exec 3>&-
+  wait $job
+  same $? 1 "chat with a model that became shorter"
+  same "$(wc -l <err)" 1 "lines of the error of a file that became shorter"
+  grep -q "^mlxtape: cut/model.safetensors: became shorter" err || complain "a file that became shorter: $(cat err)"
+fi
+
+same "$(find . -name '*.tmp*' -o -name '*.old' | wc -l)" 0 "files left behind"
+exit $((failures > 0))
