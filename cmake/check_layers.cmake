@@ -6,6 +6,7 @@ cmake_minimum_required(VERSION 3.25)
 include(${ROOT}/cmake/layers.cmake)
 
 set(kernel_file "^src/ops/.*(\\.cpu\\.cpp|\\.cu|\\.cuh|\\.metal|-inl\\.h)$")
+set(bench_file "^src/ops/.*_bench\\.cpp$")
 
 # layer_of(path): its layer, empty for the umbrella header.
 function(layer_of path out)
@@ -41,6 +42,9 @@ function(broken_rule file path out)
   if(file MATCHES "${kernel_file}")
     set(may ${ops_kernel_MAY})
     set(who "a kernel file")
+  elseif(file MATCHES "${bench_file}")
+    set(may ${ops_bench_MAY})
+    set(who "an op's bench file")
   endif()
   set(rule "")
   if(to STREQUAL "")
@@ -71,7 +75,7 @@ function(broken_rule file path out)
   set(${out} "${rule}" PARENT_SCOPE)
 endfunction()
 
-file(GLOB_RECURSE files RELATIVE ${ROOT} ${ROOT}/include/mlxtape/* ${ROOT}/src/*)
+file(GLOB_RECURSE files RELATIVE ${ROOT} ${ROOT}/include/mlxtape/* ${ROOT}/src/* ${ROOT}/bench/*)
 set(seen 0)
 foreach(file IN LISTS files)
   if(NOT file MATCHES "\\.(h|cuh|cpp|cu|mm|metal)$" OR file MATCHES "_test\\.cpp$" OR

@@ -17,7 +17,7 @@ configure_package_config_file(cmake/mlxtapeConfig.cmake.in
                               ${CMAKE_BINARY_DIR}/generated/mlxtapeConfig.cmake
                               INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/generated/mlxtapeConfigVersion.cmake
-                                 COMPATIBILITY SameMajorVersion)
+                                 COMPATIBILITY SameMinorVersion)  # before 1.0 a minor version may change the API
 install(FILES ${CMAKE_BINARY_DIR}/generated/mlxtapeConfig.cmake
               ${CMAKE_BINARY_DIR}/generated/mlxtapeConfigVersion.cmake
               cmake/text.cmake

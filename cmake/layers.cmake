@@ -1,6 +1,6 @@
 # Who may include whom. A layer may include itself and what is listed; nothing else.
 # The order is the reading order of the code, bottom up.
-set(MLXTAPE_LAYERS base core formats tape backends ops nn models jobs cli)
+set(MLXTAPE_LAYERS base core formats tape backends ops nn models jobs bench cli)
 set(base_MAY "")
 set(core_MAY base)
 set(formats_MAY base core)              # files: what tensors, words and texts are read from and written to
@@ -11,5 +11,7 @@ set(ops_kernel_MAY base core backends)  # *.cpu.cpp, *.cu, *.metal, *-inl.h, *.c
 set(nn_MAY base core tape ops)             # what models are made of: ops with their weights
 set(models_MAY base core formats tape ops nn)      # architectures: blocks in their order, and their files
 set(jobs_MAY base core formats tape ops nn models)  # what users want done: a config and a run
-set(cli_MAY base core formats tape backends ops nn models jobs tests bench)  # the last two: commands that run the ops' own cases
+set(bench_MAY base core formats tape backends ops nn models jobs)
+set(ops_bench_MAY base core tape bench)    # *_bench.cpp of an op: its rows of the benchmark
+set(cli_MAY base core formats tape backends ops nn models jobs bench)
 set(MLXTAPE_GENERATED commit.h)         # headers that only the build folder has

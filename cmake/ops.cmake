@@ -10,6 +10,7 @@ endif()
 set(op_sources "")
 set(op_cuda_sources "")
 set(op_hopper_sources "")
+set(op_benches "")
 set(op_tests "")
 set(declarations "")
 set(entries "")
@@ -20,8 +21,9 @@ foreach(op IN LISTS MLXTAPE_OPS)
   # An op may be spread over files: <op>_<what>.cpp and .cpu.cpp, <op>_<what>.cu; <op>_hopper*.cu has what only
   # compute capability 9.0 can do.
   file(GLOB more CONFIGURE_DEPENDS ${folder}/${op}_*.cpp)
-  list(FILTER more EXCLUDE REGEX "_test\\.cpp$")
+  list(FILTER more EXCLUDE REGEX "_(test|bench)\\.cpp$")
   list(APPEND op_sources ${folder}/${op}.cpp ${more})
+  list(APPEND op_benches ${folder}/${op}_bench.cpp)
   file(GLOB tests CONFIGURE_DEPENDS ${folder}/${op}*_test.cpp)
   list(APPEND op_tests ${tests})
   if(NOT EXISTS ${folder}/${op}.cpu.cpp)  # made from what encoders and other ops have

@@ -199,7 +199,7 @@ prepare() { # name
     if [ "$1" = nn ]; then
       filter=$(for file in "$copy"/tests/nn/*_test.cpp; do suites_of "$(basename "$file" _test.cpp)"; done | paste -sd :)-*Wide*  # slow, and see no more
     fi
-    ops=$(cat "$copy"/tests/{base,core,backends,support,tape,nn}/*.cpp "$copy"/{src,include/mlxtape}/nn/* |
+    ops=$(cat "$copy"/tests/{base,core,backends,support,tape,nn}/*.cpp "$copy"/bench/cases/*.cpp "$copy"/{src,include/mlxtape}/nn/* |
       sed -n 's|^#include "mlxtape/ops/\(.*\)\.h"|\1|p' | sort -u |
       while read -r op; do with_callees "$op"; done | sort -u)
     if [[ $1 == formats* ]]; then program=formats_tests ops=dropout; fi  # files know no op; the library must have one

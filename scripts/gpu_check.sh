@@ -70,14 +70,14 @@ wanted() { [ "$only" = all ] || [ "$only" = "$1" ]; }
 if wanted jobs; then step demo ./mlxtape demo --device cuda --out demo; fi
 
 if wanted ops; then
-  proof 'tests of the ops' ./op_tests $brief --gtest_filter='*/cuda'
+  proof 'tests of the ops' ./mlxtape-selftest $brief --gtest_filter='*/cuda'
   proof 'tests of the backend' ./unit_tests $brief --gtest_filter='Cuda*:*/cuda'
   proof 'tests of files' ./formats_tests $brief --gtest_filter='*/cuda'
   # Shapes enough to reach every form of every kernel; the long sweeps would take hours under these tools.
   reduced='*EveryShape*/cuda:*EveryForm*/cuda:*EveryAxis*/cuda:*EveryWidth*/cuda:*Extreme*/cuda:*Random*/cuda:*Batches*/cuda'
   for tool in memcheck racecheck initcheck synccheck; do
     proof "$tool" timeout 900 compute-sanitizer --tool $tool \
-      --error-exitcode 1 ./op_tests $brief --gtest_filter="$reduced"
+      --error-exitcode 1 ./mlxtape-selftest $brief --gtest_filter="$reduced"
   done
 fi
 

@@ -1,10 +1,10 @@
 #!/bin/bash
-# Kills a run with -9 at random moments, goes on with it, and expects the bits of a run that was never killed.
+# Kills a run with -9 at moments drawn from a seed, resumes it, and expects the bits of a run that was never killed.
 #
 #   scripts/kill_test.sh [train|lora|dwq] [--kills 50] [--seed 1] [--device cpu] [--program build/release/bin/mlxtape]
 #
-# A run that is done before the last kill is compared, and another begins. At the end one line tells how many were. The moments
-# follow from the seed as far as the machine's clock does.
+# A run that is done before the last kill is compared, and another begins. The seed is printed first, and at the end how many
+# runs there were. Moments are shares of the time that a whole run takes: the same seed draws the same shares.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 command=train kills=50 seed=1 device=cpu program=$root/build/release/bin/mlxtape
@@ -18,6 +18,10 @@ while [ $# -gt 0 ]; do
     *) echo "kill_test: no such argument: $1" >&2 && exit 2 ;;
   esac
 done
+case $seed$kills in
+  *[!0-9]*) echo "kill_test: --seed and --kills must be numbers, got '$seed' and '$kills'" >&2 && exit 2 ;;
+esac
+echo "kill_test: $command, seed $seed"
 RANDOM=$seed
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -54,9 +58,10 @@ is_done() {
   esac
 }
 
-start=$(date +%s%N)
+now_ms() { perl -MTime::HiRes=time -e 'printf "%d\n", time * 1000'; }  # BSD date has no %N
+start=$(now_ms)
 "$program" "${run[@]}" whole >setup 2>&1 || { cat setup && exit 1; }
-took=$((($(date +%s%N) - start) / 1000000))
+took=$(($(now_ms) - start))
 
 compared=0
 compare() {
@@ -78,7 +83,7 @@ while ! { [ "$killed" -ge "$kills" ] && is_done; }; do
   job=$!
   if [ "$killed" -lt "$kills" ]; then
     # Anywhere from the first moment to two thirds of a whole run.
-    wait_ms=$(((RANDOM * 32768 + RANDOM) % (took * 2 / 3 + 1)))
+    wait_ms=$((RANDOM * took * 2 / 3 / 32768))
     sleep "$((wait_ms / 1000)).$(printf %03d $((wait_ms % 1000)))"
     kill -9 "$job" 2>/dev/null || true
   fi
@@ -88,14 +93,14 @@ while ! { [ "$killed" -ge "$kills" ] && is_done; }; do
     killed=$((killed + 1))
   elif [ "$status" -ne 0 ]; then
     cat said >&2
-    echo "kill_test: $command, after $killed kills: exit $status" >&2
+    echo "kill_test: $command, seed $seed, after $killed kills: exit $status" >&2
     exit 1
   fi
 done
 compare
 left=$(find . -name '*.tmp*' | wc -l)
 if [ "$left" -ne 0 ]; then
-  echo "kill_test: $command: $left files were left behind" >&2
+  echo "kill_test: $command, seed $seed: $left files were left behind" >&2
   exit 1
 fi
 echo "kill_test: $command: $killed kills, $resumed of the starts went on from a state, $compared runs, all with the same bits"

@@ -110,7 +110,7 @@ tidy() {
       *.cpu.cpp | *_test.cpp | tests/*) set -- "$@" --checks=-clang-analyzer-* ;;
     esac
     out=$("$0" -p "$1" --quiet --extra-arg=-DHWY_COMPILE_ONLY_STATIC \
-      --extra-arg=-Wno-unknown-warning-option "${@:2}" 2>&1)
+      --extra-arg=-Wno-unknown-warning-option --extra-arg=-Wno-ignored-gch "${@:2}" 2>&1)
     status=$?
     grep -vE "^[0-9]+ (warning|error).* generated\.$|^Error while processing|^$" <<<"$out"
     exit $status' "$tool" "$build"

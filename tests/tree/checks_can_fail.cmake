@@ -88,6 +88,13 @@ refuses(layers ${dir}/${op}.cu "a kernel file may include its own backend only"
         "#include \"backends/cpu/device/tasks.h\"")
 refuses(layers src/backends/cuda/device.cpp "a backend may not include another backend"
         "#include \"backends/cpu/targets.h\"")
+refuses(layers ${dir}/${op}.cpp "layer 'ops' may not include 'bench'"
+        "#include \"cases/bench_case.h\"")
+refuses(layers ${dir}/${op}_bench.cpp "an op's bench file may not include 'tests'"
+        "#include \"support/oracle.h\"")
+refuses(layers bench/measure.cpp "layer 'bench' may not include 'tests'"
+        "#include \"support/oracle.h\"")
+refuses(layers src/cli/main.cpp "layer 'cli' may not include 'tests'" "#include \"support/oracle.h\"")
 refuses(layers ${dir}/${op}.cpp "without .." "#include \"../${op}/${op}_args.h\"")
 refuses(layers ${dir}/${op}.cpp "is not a file of this tree" "#include \"hwy/highway.h\"")
 refuses(layers src/extra/extra.cpp "is no layer" "")
@@ -98,6 +105,7 @@ string(REPEAT "//\n" 161 long_header)
 string(REPEAT "//\n" 801 long_file)
 refuses(tree src/ops/ops.list "must be sorted" "aaa")
 refuses(tree src/ops/ops.list "zzz.cpu.cpp: missing" "zzz")
+refuses(tree src/ops/ops.list "zzz_bench.cpp: missing" "zzz")
 refuses(tree src/ops/ops.list "must be snake_case" "zZZ")
 refuses(tree src/ops/fictional/fictional.cpp "no line in src/ops/ops.list" "")
 refuses(tree include/mlxtape/ops/fictional.h "no line in src/ops/ops.list" "")

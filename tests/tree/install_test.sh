@@ -40,17 +40,22 @@ cmake -S "$here/consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$prefix" \
 cmake --build "$work/build" || fail "a user's project does not build"
 "$work/build/consumer" || fail "a user's program does not run"
 "$prefix/bin/mlxtape" --version || fail "the installed program does not start"
+"$prefix/bin/mlxtape" selftest --filter 'SoftmaxCheck*' || fail "the installed selftest does not run"
 for file in man/man1/mlxtape.1 bash-completion/completions/mlxtape zsh/site-functions/_mlxtape \
   fish/vendor_completions.d/mlxtape.fish; do
   [ -s "$prefix/share/$file" ] || fail "share/$file is not installed"
 done
 
-mkdir "$work/other"
-sed 's/mlxtape 0.1/mlxtape 1.0/' "$here/consumer/CMakeLists.txt" >"$work/other/CMakeLists.txt"
-if cmake -S "$work/other" -B "$work/other/build" -DCMAKE_PREFIX_PATH="$prefix" \
-  -DCMAKE_CXX_COMPILER="$cxx" >/dev/null 2>&1; then
-  fail "find_package(mlxtape 1.0) accepts another major version"
-fi
+# Another major version, a later minor one, and an earlier one, whose API may have been another.
+for version in 1.0 0.2 0.0; do
+  mkdir "$work/other"
+  sed "s/mlxtape 0.1/mlxtape $version/" "$here/consumer/CMakeLists.txt" >"$work/other/CMakeLists.txt"
+  if cmake -S "$work/other" -B "$work/other/build" -DCMAKE_PREFIX_PATH="$prefix" \
+    -DCMAKE_CXX_COMPILER="$cxx" >/dev/null 2>&1; then
+    fail "find_package(mlxtape $version) accepts another version"
+  fi
+  rm -r "$work/other"
+done
 
 if command -v pkg-config >/dev/null 2>&1; then
   PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name mlxtape.pc)")
