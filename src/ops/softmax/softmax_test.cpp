@@ -29,9 +29,13 @@ Expected oracle(std::int64_t outer, std::int64_t cols, std::int64_t inner,
     };
     double m = -INFINITY, sum = 0, s = 0, s_abs = 0;
     for (std::int64_t c = 0; c < cols; ++c) m = std::max(m, x[at(c)]);
-    for (std::int64_t c = 0; c < cols; ++c) sum += std::exp(x[at(c)] - m);
+    for (std::int64_t c = 0; c < cols; ++c) {
+      e.y[at(c)].value = std::exp(x[at(c)] - m);
+      sum += e.y[at(c)].value;
+    }
+    for (std::int64_t c = 0; c < cols; ++c) e.y[at(c)].value /= sum;
     const auto y = [&](std::int64_t c) {
-      return stored_y != nullptr ? (*stored_y)[at(c)] : std::exp(x[at(c)] - m) / sum;
+      return stored_y != nullptr ? (*stored_y)[at(c)] : e.y[at(c)].value;
     };
     for (std::int64_t c = 0; c < cols; ++c) {
       s += y(c) * dy[at(c)];
@@ -39,7 +43,7 @@ Expected oracle(std::int64_t outer, std::int64_t cols, std::int64_t inner,
     }
     for (std::int64_t c = 0; c < cols; ++c) {
       // x − m is rounded once: an error of half an ulp of it, in units of y.
-      const double exact = std::exp(x[at(c)] - m) / sum;
+      const double exact = e.y[at(c)].value;
       const double lost = m == x[at(c)] || exact == 0 ? 0 : std::abs(x[at(c)] - m) / 16;
       e.y[at(c)] = {exact, exact * (1 + lost)};
       e.dx[at(c)] = {y(c) * (dy[at(c)] - s), std::abs(y(c)) * (std::abs(dy[at(c)]) + s_abs)};
