@@ -15,9 +15,9 @@ if(CMAKE_CXX_FLAGS_RELEASE MATCHES "-O3")
   string(REPLACE "-O3" "-O2" CMAKE_CXX_FLAGS_RELEASE "${CMAKE_CXX_FLAGS_RELEASE}")
   set(kernel_options $<$<CONFIG:Release>:-O3>)
 endif()
-# g++ 12 sees overlapping copies inside "text" + std::string, and with -O2 copies past the end, where there are none.
+# g++ 12 and 13 see overlapping copies inside "text" + std::string, and with -O2 copies past the end, where there are none.
 set(host_options "")
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
   target_compile_options(mlxtape_plain_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
   set(host_options -Wno-array-bounds -Wno-stringop-overflow)
 endif()

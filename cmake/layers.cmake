@@ -14,4 +14,6 @@ set(jobs_MAY base core formats tape ops nn models)  # what users want done: a co
 set(bench_MAY base core formats tape backends ops nn models jobs)
 set(ops_bench_MAY base core tape bench)    # *_bench.cpp of an op: its rows of the benchmark
 set(cli_MAY base core formats tape backends ops nn models jobs bench)
+# What asks a device for its traits and its kernels, and never for its backend's name; host files of ops as well.
+set(MLXTAPE_ASKS_DEVICES ops nn models jobs formats)
 set(MLXTAPE_GENERATED commit.h)         # headers that only the build folder has

@@ -18,26 +18,15 @@ namespace mlxtape::cli {
 
 namespace {
 
-bool has(Backend backend) {
-  for (const Device* device : Device::all()) {
-    if (device->backend() == backend) return true;
-  }
-  return false;
-}
-
-Device& named(const std::string& name, Backend otherwise) {
-  if (name == "cpu") return Device::cpu();
-  if (name == "cuda") return Device::find(Backend::kCuda);
-  return Device::find(otherwise);
+Device& named(const std::string& name, Device& otherwise) {
+  return name == "auto" ? otherwise : Device::find(name);
 }
 
 }  // namespace
 
-Device& Globals::device() const {
-  return named(device_name, has(Backend::kCuda) ? Backend::kCuda : Backend::kCpu);
-}
+Device& Globals::device() const { return named(device_name, Device::best()); }
 
-Device& Globals::device_or_cpu() const { return named(device_name, Backend::kCpu); }
+Device& Globals::device_or_cpu() const { return named(device_name, Device::cpu()); }
 
 std::string shell_word(const std::string& word) {
   const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%^";

@@ -44,7 +44,7 @@ struct Globals {
   // The command line once more, as a shell takes it, with this flag where it is not there yet.
   std::string again_with(const std::string& flag) const;
 
-  // What --device asks for; auto: cuda where there is one.
+  // What --device asks for; auto: the best there is.
   Device& device() const;
   // The same for commands that are as good on the CPU: auto: cpu.
   Device& device_or_cpu() const;

@@ -1,6 +1,7 @@
 // The mlxtape program: global flags, the commands, errors and exit codes (command.h).
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +17,7 @@
 #include "command.h"
 #include "commit.h"
 #include "describe.h"
+#include "mlxtape/core/device.h"
 #include "mlxtape/core/source_kernel.h"
 #include "mlxtape/core/threads.h"
 #include "mlxtape/jobs/not_finite.h"
@@ -46,11 +48,23 @@ std::string cache_folder() {
   return folder.empty() ? below("HOME", "/.cache/mlxtape") : folder;
 }
 
+// What --device takes: backends that this program knows, be they here or absent.
+std::vector<std::string> device_names() {
+  std::vector<std::string> names{"auto"};
+  const auto add = [&](Backend backend) {
+    const std::string name = name_of(backend);
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  };
+  for (const Device* device : Device::all()) add(device->backend());
+  for (const AbsentDevice& absent : Device::absent()) add(absent.backend);
+  return names;
+}
+
 void add_global_flags(CLI::App& app, Globals& globals) {
   const char* group = "Flags of every command";
   app.add_option("--device", globals.device_name,
                  "where to compute; auto: cuda if available, else cpu")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->check(CLI::IsMember(device_names()))
       ->type_name("NAME")
       ->group(group);
   app.add_option("--threads", globals.threads, "number of CPU threads; 0: one per core")

@@ -207,7 +207,7 @@ bool FiniteFlag::expect(CommandEncoder& encoder, const models::Model& model, con
 }
 
 std::size_t peak_memory(Device& device, std::size_t allocated) {
-  if (device.backend() != Backend::kCpu) return allocated;
+  if (!device.traits().uses_host_memory) return allocated;
   rusage usage{};
   if (::getrusage(RUSAGE_SELF, &usage) != 0) return allocated;
 #ifdef __APPLE__

@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "mlxtape/base/checked.h"
+#include "mlxtape/base/quote.h"
 #include "mlxtape/core/encoder.h"
 #include "mlxtape/core/source_kernel.h"
 
@@ -48,6 +49,16 @@ const std::vector<Device*>& Device::all() { return found().devices; }
 const std::vector<AbsentDevice>& Device::absent() { return found().absent; }
 
 Device& Device::cpu() { return *all().front(); }
+
+Device& Device::best() { return all().size() > 1 ? *all()[1] : cpu(); }
+
+Device& Device::find(const std::string& backend) {
+  for (std::size_t i = 0; i < kBackendCount; ++i) {
+    if (backend == name_of(static_cast<Backend>(i))) return find(static_cast<Backend>(i));
+  }
+  throw Error(Errc::kArgument,
+              "device: must be cpu, cuda or metal, got \"" + shown(backend) + "\"");
+}
 
 Device& Device::find(Backend backend) {
   std::string names;

@@ -330,6 +330,13 @@ void CommandEncoder::upload(const void* host, std::size_t bytes, const Tensor& t
   to.buffer().note_write();
 }
 
+Tensor CommandEncoder::place(const Tensor& host) {
+  if (device_->traits().uses_host_memory) return host;
+  const Tensor there = empty(host.shape(), host.dtype());
+  upload(host.data(), host.bytes(), there);
+  return there;
+}
+
 void CommandEncoder::download(const Tensor& from, void* host, std::size_t bytes) {
   check_transfer(from, bytes, "download");
   const Lock lock(*this);
@@ -337,6 +344,14 @@ void CommandEncoder::download(const Tensor& from, void* host, std::size_t bytes)
   submit();
   wait();
   if (bytes != 0) copy_out(from.data(), host, bytes);
+}
+
+std::unique_ptr<PendingDownload> CommandEncoder::begin_download(const Tensor& from) {
+  check_transfer(from, from.bytes(), "begin_download");
+  const Lock lock(*this);
+  check_not_recording("begin_download");
+  submit();
+  return begin_copy_out(from.data(), from.bytes());
 }
 
 }  // namespace mlxtape

@@ -71,6 +71,15 @@ std::vector<std::string> KernelRegistry::names(Backend backend) const {
   return found;
 }
 
+bool KernelHandle::exists(Backend backend, DType dtype) const {
+  const auto& slot = found_[static_cast<std::size_t>(backend)][static_cast<std::size_t>(dtype)];
+  if (slot.load(std::memory_order_acquire) != nullptr) return true;
+  const std::string name = std::string(base_) + "_" + name_of(dtype);
+  if (!KernelRegistry::instance().has(backend, name)) return false;
+  static_cast<void>(look_up(backend, dtype));
+  return true;
+}
+
 const Kernel& KernelHandle::look_up(Backend backend, DType dtype) const {
   const Kernel& kernel =
       KernelRegistry::instance().find(backend, std::string(base_) + "_" + name_of(dtype));

@@ -299,7 +299,7 @@ void write_values(SummedFile& file, const Tensor& t, std::vector<char>& piece) {
   if (t.size() == 0) return;
   const auto encoder = t.device()->make_encoder();
   const Tensor flat = encoder->contiguous(t).reshape({t.size()});
-  if (t.backend() == Backend::kCpu) {
+  if (t.device()->limits().host_visible) {
     encoder->commit_and_wait();
     file.write({static_cast<const char*>(flat.data()), flat.bytes()});
     return;

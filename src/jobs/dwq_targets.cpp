@@ -172,8 +172,8 @@ WroteTargets write_targets(CommandEncoder& encoder, const models::Model& teacher
                            const TargetsPlan& plan, const std::string& folder,
                            const WriteTargetsHooks& hooks) {
   check_plan(plan);
-  const std::int64_t k = std::min(plan.k, teacher.config.vocabulary);
-  const Json manifest = manifest_of(plan, teacher.config.vocabulary);
+  const std::int64_t k = std::min(plan.k, teacher.config.plan.vocabulary);
+  const Json manifest = manifest_of(plan, teacher.config.plan.vocabulary);
   if (fs::exists(manifest_path(folder))) {
     check_manifest(folder, manifest);
   } else {
@@ -265,14 +265,8 @@ BatchTargets Targets::load(CommandEncoder& encoder, bool train, std::int64_t num
                                (written == file.metadata().end() ? "not in it" : written->second) +
                                ", got " + hash.digits() + kMadeAnew);
   }
-  const auto placed = [&](const Tensor& t) {
-    const Tensor rows = t.reshape({batch.rows * batch.length, k_});
-    if (encoder.backend() == Backend::kCpu) return rows;
-    const Tensor there = encoder.empty(rows.shape(), rows.dtype());
-    encoder.upload(rows.data(), rows.bytes(), there);
-    return there;
-  };
-  return {placed(values), placed(indices)};
+  const Shape rows{batch.rows * batch.length, k_};
+  return {encoder.place(values.reshape(rows)), encoder.place(indices.reshape(rows))};
 }
 
 }  // namespace mlxtape::jobs

@@ -10,9 +10,9 @@ namespace {
 void check_tokens(const char* who, const char* what, const models::Model& model,
                   const std::vector<std::int32_t>& tokens, std::int32_t least) {
   for (const std::int32_t token : tokens) {
-    if (token >= least && token < model.config.vocabulary) continue;
+    if (token >= least && token < model.config.plan.vocabulary) continue;
     throw Error(Errc::kIo, std::string(who) + ": " + what + " must be in the vocabulary of " +
-                               std::to_string(model.config.vocabulary) + ", got " +
+                               std::to_string(model.config.plan.vocabulary) + ", got " +
                                std::to_string(token) + "; is the tokenizer this model's?");
   }
 }
@@ -52,7 +52,7 @@ Tensor upload_tokens(CommandEncoder& encoder, const Batch& batch) {
 Tensor hidden_rows(CommandEncoder& encoder, const models::Model& model, const Tensor& tokens) {
   Tape tape(encoder);
   const Tensor h = models::hidden(tape, model, tokens);
-  return encoder.contiguous(h).reshape({tokens.size(), model.config.width});
+  return encoder.contiguous(h).reshape({tokens.size(), model.config.plan.width});
 }
 
 Tensor head_logits(CommandEncoder& encoder, const models::Model& model, const Tensor& rows) {
@@ -62,7 +62,7 @@ Tensor head_logits(CommandEncoder& encoder, const models::Model& model, const Te
 
 std::int64_t chunk_of(CommandEncoder& encoder, const models::Model& model, std::int64_t asked) {
   if (asked > 0) return asked;
-  return nn::head_chunk_rows(encoder.backend(), model.config.vocabulary, model.dtype());
+  return nn::head_chunk_rows(encoder.device(), model.config.plan.vocabulary, model.dtype());
 }
 
 }  // namespace mlxtape::jobs

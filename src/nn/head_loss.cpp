@@ -10,9 +10,6 @@ namespace mlxtape::nn {
 
 namespace {
 
-// Bytes of logits at a time. On a CPU 256 rows of 16384 in f32: products of 1024 are no quicker.
-constexpr std::int64_t kCpuBytes = std::int64_t{16} << 20;
-constexpr std::int64_t kDeviceBytes = std::int64_t{512} << 20;
 // Each chunk reads the whole head. Below 64 rows products are made in another way, with other last bits.
 constexpr std::int64_t kFewestRows = 128;
 
@@ -104,8 +101,8 @@ void check(const Tape& tape, const Tensor& hidden, const Weight& head, std::int6
 
 }  // namespace
 
-std::int64_t head_chunk_rows(Backend backend, std::int64_t classes, DType dtype) {
-  const std::int64_t bytes = backend == Backend::kCpu ? kCpuBytes : kDeviceBytes;
+std::int64_t head_chunk_rows(const Device& device, std::int64_t classes, DType dtype) {
+  const std::int64_t bytes = device.traits().logits_bytes;
   return std::max(bytes / (classes * static_cast<std::int64_t>(size_of(dtype))), kFewestRows);
 }
 
@@ -119,7 +116,7 @@ Tensor head_loss(Tape& tape, const Tensor& hidden, const Weight& head, const ops
   const bool of_params = packed && tape.wants({head.packed.scales, head.packed.biases});
   const std::int64_t each =
       chunk_rows > 0 ? chunk_rows
-                     : head_chunk_rows(encoder.backend(), head.shape()[0], hidden.dtype());
+                     : head_chunk_rows(encoder.device(), head.shape()[0], hidden.dtype());
   Gradients sum;
   if (of_hidden) sum.hidden = encoder.empty(hidden.shape(), hidden.dtype());
   if (of_params) {

@@ -9,11 +9,11 @@
 
 namespace mlxtape::ops {
 
-// Whether t begins where kernels for 16-bit numbers can read it 16 bytes at a time: anywhere but on CUDA. Memory of a
-// device does, a view may not.
+// Whether t begins where its device's kernels for 16-bit numbers can read it pack by pack. Memory of a device does, a view
+// may not.
 inline bool begins_a_pack(const Tensor& t) {
-  return t.backend() != Backend::kCuda || size_of(t.dtype()) != 2 ||
-         reinterpret_cast<std::uintptr_t>(t.data()) % 16 == 0;
+  return size_of(t.dtype()) != 2 || t.device() == nullptr ||
+         reinterpret_cast<std::uintptr_t>(t.data()) % t.device()->traits().pack_bytes == 0;
 }
 
 // t without gaps, and beginning so; a copy where it is not. With it the address decides neither which kernel runs nor,
@@ -45,8 +45,8 @@ inline Tensor heads_of(CommandEncoder& encoder, const Tensor& t, std::int64_t (&
 // The same for kernels that read heads of whole packs of 16-bit numbers in packs: a copy also where they could not.
 inline Tensor heads_in_packs(CommandEncoder& encoder, const Tensor& t, std::int64_t (&strides)[3]) {
   Tensor rows = heads_of(encoder, t, strides);
-  const bool has_packs =
-      t.backend() == Backend::kCuda && size_of(t.dtype()) == 2 && t.shape().back() % 8 == 0;
+  const bool has_packs = encoder.device().traits().pack_bytes > 1 && size_of(t.dtype()) == 2 &&
+                         t.shape().back() % 8 == 0;
   const bool all_whole = std::all_of(std::begin(strides), std::end(strides),
                                      [](std::int64_t stride) { return stride % 8 == 0; });
   if (!has_packs || (all_whole && begins_a_pack(rows))) return rows;

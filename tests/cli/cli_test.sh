@@ -114,7 +114,7 @@ cp "$here/../../examples/bytes/tokenizer.json" "$model"
 on="--device ${2:-cpu}"
 
 expect 0 '"version"' info --json
-expect 0 '"instruction_sets"' info --json
+expect 0 '"instruction sets"' info --json
 expect 0 '"op": "softmax"' kernels --json
 
 expect 0 "qwen3_next, f32" inspect "$model"

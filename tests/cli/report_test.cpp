@@ -137,9 +137,9 @@ TEST(CliReport, ResultAsJson) {
 TEST(CliDemo, ModelAndTokenizer) {
   const models::Config config = cli::demo_config();
   EXPECT_NEAR(static_cast<double>(models::parameter_count(config)), 2e6, 1e5);
-  EXPECT_FALSE(config.has_attention(0));
-  EXPECT_TRUE(config.has_attention(3));
-  EXPECT_TRUE(config.has_experts(0));
+  EXPECT_EQ(config.plan.layer(0).attention(), nullptr);
+  EXPECT_NE(config.plan.layer(3).attention(), nullptr);
+  EXPECT_NE(config.plan.layer(0).moe(), nullptr);
 
   const TempFolder folder;
   cli::write_byte_tokenizer(folder.path.string());

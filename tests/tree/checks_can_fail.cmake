@@ -76,6 +76,9 @@ refuses(layers include/mlxtape/core/private.h "a public header may not include a
         "#include \"core/memory_kernels.h\"")
 refuses(layers ${dir}/${op}.cpp "layer 'ops' may not include 'backends'"
         "#include \"backends/cpu/targets.h\"")
+refuses(layers ${dir}/${op}.cpp "ask the device for its traits"
+        "bool odd(Backend b) { return b == Backend::kCuda; }")
+refuses(layers src/models/odd.h "ask the device for its traits" "inline Backend odd() { return Backend::kCpu; }")
 refuses(layers ${dir}/${op}.cpu.cpp "a kernel file may not include an op's host functions"
         "#include \"mlxtape/ops/${op}.h\"")
 refuses(layers ${dir}/more-inl.h "a kernel file may not include 'cli'"

@@ -25,6 +25,23 @@ struct DeviceLimits {
   bool host_visible = false;     // can the host read and write its memory in place?
 };
 
+// What ops and jobs ask of a device before they choose how to compute, so that they need not know its backend. The
+// defaults suit a device that nothing is known of: they are slower nowhere but there where a backend says more.
+struct DeviceTraits {
+  // Tensors in the host's memory are the device's own, those in a mapped file among them: nothing is uploaded.
+  bool uses_host_memory = false;
+  // Kernels for 16-bit numbers read packs of so many bytes, and want tensors to begin at a multiple of it.
+  std::size_t pack_bytes = 1;
+  // Products with quantised weights read the codes as they are for up to so many rows of x; for more rows weights are
+  // dequantised first, so many bytes at a time.
+  std::int64_t quantized_rows = 8;
+  std::int64_t dequantized_bytes = std::int64_t{64} << 20;
+  // Bytes of logits that a loss makes at a time.
+  std::int64_t logits_bytes = std::int64_t{512} << 20;
+  // Experts in 16 bits hand their activations on in 16 bits, from one kernel to a later one.
+  bool keeps_half_activations = false;
+};
+
 // A backend that this machine or this build has no device of, and why.
 struct AbsentDevice {
   Backend backend;
@@ -39,12 +56,15 @@ class Device {
   // encoder does.
   static const std::vector<Device*>& all();
   static Device& cpu();
+  static Device& best();                 // the first that is not the cpu, else the cpu
   static Device& find(Backend backend);  // throws kDevice, naming what exists and why not this
+  static Device& find(const std::string& backend);  // by name_of
   static const std::vector<AbsentDevice>& absent();
 
   virtual Backend backend() const = 0;
   virtual const std::string& name() const = 0;  // "cpu: Intel(R) Xeon(R) ..."
   virtual const DeviceLimits& limits() const = 0;
+  virtual const DeviceTraits& traits() const = 0;
   // What else there is to know, for people: {"driver", "580.159.04"}. May open libraries to ask.
   virtual std::vector<std::pair<std::string, std::string>> details() const { return {}; }
   virtual MemoryPool& memory() = 0;

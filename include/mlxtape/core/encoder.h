@@ -55,6 +55,14 @@ class Graph {
   std::vector<Storage*> writes_;  // what a replay writes, each once
 };
 
+// The contents of a tensor on their way to the host. The encoder need not outlive it, its device does.
+class PendingDownload {
+ public:
+  virtual ~PendingDownload() = default;
+  // Returns when they are there; they stay as long as this does.
+  virtual const void* wait() = 0;
+};
+
 class CommandEncoder {
  public:
   virtual ~CommandEncoder() = default;
@@ -78,10 +86,17 @@ class CommandEncoder {
   // The elements of one tensor into another of the same type and shape; either may be strided.
   void copy(const Tensor& from, const Tensor& to);
 
-  // Host memory -> tensor and back; the tensor must be contiguous and the sizes equal.
-  // download waits for the work before it.
+  // Host memory -> tensor and back; the tensor must be contiguous and the sizes equal. After upload the
+  // host's memory may change, whether or not the device has it yet; download waits for the work before it.
   void upload(const void* host, std::size_t bytes, const Tensor& to);
   void download(const Tensor& from, void* host, std::size_t bytes);
+  // What the tensor holds at this place in the order of the work, to be waited for later: what is given to the
+  // device after it need not be done then.
+  std::unique_ptr<PendingDownload> begin_download(const Tensor& from);
+
+  // A contiguous tensor of the host's memory, where this device computes: itself where the device uses the host's memory, else
+  // an uploaded copy.
+  Tensor place(const Tensor& host);
 
   // Runs a kernel. The order of in and out is the kernel's contract; args is copied. A tensor
   // that is not on this encoder's device is an error, and so are more than 384 in all.
@@ -132,6 +147,8 @@ class CommandEncoder {
   virtual void wait() = 0;
   virtual void copy_in(const void* host, void* device, std::size_t bytes) = 0;
   virtual void copy_out(const void* device, void* host, std::size_t bytes) = 0;
+  virtual std::unique_ptr<PendingDownload> begin_copy_out(const void* device,
+                                                          std::size_t bytes) = 0;
   virtual void start_recording() = 0;
   virtual std::unique_ptr<Graph> finish_recording() = 0;
   virtual void run_graph(const Graph& graph) = 0;

@@ -84,6 +84,9 @@ class KernelHandle {
  public:
   constexpr explicit KernelHandle(const char* base) : base_(base) {}
 
+  // Has this backend such a kernel? Remembered where it has.
+  bool exists(Backend backend, DType dtype) const;
+
   const Kernel& get(Backend backend, DType dtype) const {
     auto& slot = found_[static_cast<std::size_t>(backend)][static_cast<std::size_t>(dtype)];
     const Kernel* kernel = slot.load(std::memory_order_acquire);

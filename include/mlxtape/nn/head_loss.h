@@ -26,7 +26,7 @@ struct HeadRows {
 using HeadRowsLoss = std::function<Tensor(const HeadRows&)>;
 
 // As many rows of logits as are quick and small, on this kind of device.
-std::int64_t head_chunk_rows(Backend backend, std::int64_t classes, DType dtype);
+std::int64_t head_chunk_rows(const Device& device, std::int64_t classes, DType dtype);
 
 // hidden: [rows, width]; rows: of a sum or a mean. chunk_rows: rows of logits at a time, 0: head_chunk_rows.
 Tensor head_loss(Tape& tape, const Tensor& hidden, const Weight& head, const ops::LossRows& rows,

@@ -17,9 +17,11 @@
 #include <fstream>
 #include <thread>
 
+#include "backends/cpu/targets.h"
 #include "mlxtape/base/checked.h"
 #include "mlxtape/core/device.h"
 #include "mlxtape/core/encoder.h"
+#include "mlxtape/core/threads.h"
 
 namespace mlxtape::cpu {
 
@@ -140,6 +142,17 @@ struct CpuGraph final : Graph {
   }
 };
 
+// Kernels have run when dispatch returns, so that the copy can be made at once.
+class CpuDownload final : public PendingDownload {
+ public:
+  CpuDownload(const void* from, std::size_t bytes)
+      : copy_(static_cast<const std::byte*>(from), static_cast<const std::byte*>(from) + bytes) {}
+  const void* wait() override { return copy_.data(); }
+
+ private:
+  std::vector<std::byte> copy_;
+};
+
 class CpuEncoder final : public CommandEncoder {
  public:
   explicit CpuEncoder(Device& device) : CommandEncoder(device) {}
@@ -156,6 +169,9 @@ class CpuEncoder final : public CommandEncoder {
   void copy_out(const void* device, void* host, std::size_t bytes) override {
     std::memcpy(host, device, bytes);
   }
+  std::unique_ptr<PendingDownload> begin_copy_out(const void* from, std::size_t bytes) override {
+    return std::make_unique<CpuDownload>(from, bytes);
+  }
   void start_recording() override { recording_ = std::make_unique<CpuGraph>(); }
   std::unique_ptr<Graph> finish_recording() override { return std::move(recording_); }
   void run_graph(const Graph& graph) override { static_cast<const CpuGraph&>(graph).run(); }
@@ -171,11 +187,24 @@ class CpuDevice final : public Device {
     limits_.memory_bytes = pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
     limits_.compute_units = static_cast<int>(std::thread::hardware_concurrency());
     limits_.host_visible = true;
+    traits_.uses_host_memory = true;
+    traits_.quantized_rows = 32;  // kernels widen codes again for each 8 rows, so more share less
+    traits_.dequantized_bytes = std::int64_t{1}
+                                << 20;  // the last cache keeps them until the product reads them
+    // 128 rows of 32768 or 256 of 16384 in f32: products of more rows are no quicker.
+    traits_.logits_bytes = std::int64_t{16} << 20;
   }
 
   Backend backend() const override { return Backend::kCpu; }
   const std::string& name() const override { return name_; }
   const DeviceLimits& limits() const override { return limits_; }
+  const DeviceTraits& traits() const override { return traits_; }
+  std::vector<std::pair<std::string, std::string>> details() const override {
+    std::string sets;
+    for (const std::string& target : available_targets())
+      sets += (sets.empty() ? "" : " ") + target;
+    return {{"threads", std::to_string(threads())}, {"instruction sets", sets}};
+  }
   MemoryPool& memory() override { return memory_; }
   std::unique_ptr<CommandEncoder> make_encoder() override {
     return std::make_unique<CpuEncoder>(*this);
@@ -184,6 +213,7 @@ class CpuDevice final : public Device {
  private:
   std::string name_;
   DeviceLimits limits_;
+  DeviceTraits traits_;
   MemoryPool memory_;
 };
 

@@ -48,7 +48,7 @@ Shape hidden_shape(const ExpertsArgs& args) { return {args.tokens * args.chosen,
 
 // From a kernel to a later one.
 Tensor room_for_active(CommandEncoder& encoder, const ExpertsArgs& args, DType dtype) {
-  const bool kept = encoder.backend() == Backend::kCuda && size_of(dtype) == 2;
+  const bool kept = encoder.device().traits().keeps_half_activations && size_of(dtype) == 2;
   return encoder.empty({kept ? args.tokens * args.chosen : 0, args.inner}, dtype);
 }
 

@@ -12,10 +12,6 @@ namespace {
 
 constinit const KernelHandle kBackward("linear_loss_bwd");
 
-// Bytes of a chunk's logits. On a GPU 2048 rows of 151936 in 16 bits: products of fewer rows are no slower,
-// but each chunk reads and writes dweight, 0.6 ms in f32. On a CPU 128 rows of 32768 in f32 take no longer than 512.
-constexpr std::int64_t kCudaBytes = std::int64_t{640} << 20;
-constexpr std::int64_t kCpuBytes = std::int64_t{16} << 20;
 constexpr std::int64_t kRowStep = 128;  // rows of a chunk are a multiple: tiles of the products
 
 Error wrong(Errc code, const std::string& what) { return {code, "linear_loss: " + what}; }
@@ -29,11 +25,11 @@ Tensor as_rows(CommandEncoder& encoder, const Tensor& hidden) {
 }
 
 // All rows in equal chunks, as few as there may be.
-std::int64_t chunk_rows(Backend backend, std::int64_t rows, const Tensor& weight,
+std::int64_t chunk_rows(const Device& device, std::int64_t rows, const Tensor& weight,
                         const LinearLossOptions& how) {
   if (how.chunk_rows > 0) return how.chunk_rows;
   const std::int64_t row_bytes = weight.dim(0) * static_cast<std::int64_t>(size_of(weight.dtype()));
-  const std::int64_t bytes = backend == Backend::kCuda ? kCudaBytes : kCpuBytes;
+  const std::int64_t bytes = device.traits().logits_bytes;
   const std::int64_t fit = std::max(bytes / row_bytes / kRowStep * kRowStep, kRowStep);
   const std::int64_t chunks = std::max<std::int64_t>(ceil_div(rows, fit), 1);
   return std::max(ceil_div(ceil_div(rows, chunks), kRowStep) * kRowStep, kRowStep);
@@ -84,7 +80,7 @@ LinearLoss run_chunks(CommandEncoder& encoder, const Tensor& hidden, const Tenso
                       const LossRows& rows, Reduction reduction, const LinearLossOptions& how,
                       LinearLossWanted wanted, const LossOf& loss_of) {
   const std::int64_t count = rows_of(hidden), classes = weight.dim(0);
-  const std::int64_t each = chunk_rows(encoder.backend(), count, weight, how);
+  const std::int64_t each = chunk_rows(encoder.device(), count, weight, how);
   const Tensor h = as_rows(encoder, hidden);
   const Tensor losses = encoder.empty({count}, DType::kF32);
   const Tensor room = encoder.empty({std::min(count, each), classes}, hidden.dtype());

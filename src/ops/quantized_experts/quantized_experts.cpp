@@ -16,7 +16,13 @@ constinit const KernelHandle kHiddenBack("quantized_experts_hidden_bwd");
 constinit const KernelHandle kXBack("quantized_experts_x_bwd");
 constinit const KernelHandle kParamsBack("quantized_experts_params_bwd");
 
-// Pairs for each expert up to which CUDA reads codes for each pair. Unpacking costs as much as reading an expert's
+// Which of two ways a device has kernels for: pairs of a token and an expert sorted by their experts, so that each expert's
+// codes are read once; or a few pairs each on its own, and for many all weights dequantised.
+bool sorts_pairs(const CommandEncoder& encoder) {
+  return kOrder.exists(encoder.backend(), DType::kU32);
+}
+
+// Pairs for each expert up to which the second way reads codes for each pair. Dequantising costs as much as reading an expert's
 // codes about 9 times, and the products come on top.
 constexpr std::int64_t kFewPairs = 8;
 
@@ -40,7 +46,7 @@ ExpertRoute dense(CommandEncoder& encoder, const ExpertRoute& route) {
           encoder.contiguous(route.offsets)};
 }
 
-// On a CPU. hidden is kept in the type of x where a gradient will read it, else in f32.
+// hidden is kept in the type of x where a gradient will read it, else in f32.
 ExpertsResult forward_sorted(CommandEncoder& encoder, const Tensor& x, const ExpertRoute& given,
                              const QuantizedExpertWeights& weights, DType hidden) {
   QuantizedExpertsArgs args = args_of(x, given, weights);
@@ -121,7 +127,7 @@ ExpertWeights unpacked(CommandEncoder& encoder, const QuantizedExpertWeights& w,
           dequantize(encoder, w.down, dtype)};
 }
 
-// The same on CUDA, which unpacks all weights and makes their gradients in full.
+// The same without sorting, which dequantises all weights and makes their gradients in full.
 Gradients backward_unpacked(CommandEncoder& encoder, const Tensor& x, const ExpertRoute& route,
                             const QuantizedExpertWeights& weights, const ExpertsResult& result,
                             const Tensor& dy, const ExpertsWanted& wanted) {
@@ -172,7 +178,7 @@ Tensor quantized_experts(CommandEncoder& encoder, const Tensor& x, const ExpertR
   require(quantized_experts_check(x, route, weights));
   const QuantizedExpertsArgs args = args_of(x, route, weights);
   const std::int64_t pairs = args.tokens * args.chosen;
-  if (encoder.backend() == Backend::kCpu) {
+  if (sorts_pairs(encoder)) {
     return forward_sorted(encoder, x, route, weights, DType::kF32).y;
   }
   if (pairs == 0 || args.width == 0 || args.inner == 0) {
@@ -214,7 +220,7 @@ void quantized_experts_pullback(Pullback& pullback) {
   const ExpertRoute route{saved[1], saved[2], saved[3]};
   const QuantizedExpertWeights weights{weight(0), weight(1), weight(2)};
   const ExpertsResult result{{}, saved[4], saved[5]};
-  const bool sorted = encoder.backend() == Backend::kCpu;
+  const bool sorted = sorts_pairs(encoder);
   const Gradients grads =
       sorted
           ? backward_sorted(encoder, saved[0], route, weights, result, pullback.grad(), wanted)
@@ -239,7 +245,7 @@ Tensor quantized_experts(Tape& tape, const Tensor& x, const ExpertRoute& route,
   }
   require(quantized_experts_check(x, route, weights));
   CommandEncoder& encoder = tape.encoder();
-  const bool sorted = encoder.backend() == Backend::kCpu;
+  const bool sorted = sorts_pairs(encoder);
   ExpertsResult result = sorted ? forward_sorted(encoder, x, route, weights, x.dtype())
                                 : experts(encoder, x, route, unpacked(encoder, weights, x.dtype()));
   tape.record(

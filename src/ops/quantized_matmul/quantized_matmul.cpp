@@ -16,15 +16,6 @@ namespace {
 
 constinit const KernelHandle kForward("quantized_matmul_fwd");
 
-// Rows of x up to which codes are read where they are used. On a CPU more rows share less: codes are widened
-// again for each 8.
-constexpr std::int64_t kCudaFew = 8;
-constexpr std::int64_t kCpuFew = 32;
-
-// Bytes of w or dW at a time: on a CPU what the last cache keeps until the product reads it.
-constexpr std::int64_t kCudaBytes = std::int64_t{64} << 20;
-constexpr std::int64_t kCpuBytes = std::int64_t{1} << 20;
-
 Error wrong(Errc code, const std::string& what) { return {code, "quantized_matmul: " + what}; }
 
 QuantizedMatmulArgs args_of(const Tensor& x, const QuantizedWeight& w) {
@@ -52,7 +43,7 @@ constexpr std::int64_t kPartStep = 128;
 template <class Body>
 void each_part(CommandEncoder& encoder, const QuantizedMatmulArgs& args, DType dtype,
                const Body& body) {
-  const std::int64_t most = encoder.backend() == Backend::kCuda ? kCudaBytes : kCpuBytes;
+  const std::int64_t most = encoder.device().traits().dequantized_bytes;
   const std::int64_t row = args.k * static_cast<std::int64_t>(size_of(dtype));
   const std::int64_t fit = std::max<std::int64_t>(most / std::max<std::int64_t>(row, 1), 1);
   const std::int64_t step = std::min(kPartStep, fit);
@@ -141,7 +132,7 @@ Tensor quantized_matmul(CommandEncoder& encoder, const Tensor& x, const Quantize
   Tensor y = encoder.empty(result_shape(x, w), x.dtype());
   if (y.size() == 0) return y;
   const Tensor rows = encoder.contiguous(x).reshape({args.m, args.k});
-  if (args.m <= (encoder.backend() == Backend::kCuda ? kCudaFew : kCpuFew)) {
+  if (args.m <= encoder.device().traits().quantized_rows) {
     const Tensor codes = encoder.contiguous(w.codes), scales = encoder.contiguous(w.scales),
                  biases = encoder.contiguous(w.biases);
     encoder.dispatch(kForward, x.dtype(), args, {rows, codes, scales, biases}, {y});
