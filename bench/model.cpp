@@ -121,7 +121,7 @@ class Measured {
     const models::State full = state.snapshot(encoder_);
     models::Stepper stepper(encoder_, model_, state);
     std::vector<std::int32_t> last(static_cast<std::size_t>(batch), 1);
-    std::vector<float> logits(static_cast<std::size_t>(batch * model_.config.vocabulary));
+    std::vector<float> logits(static_cast<std::size_t>(batch * model_.config.plan.vocabulary));
     const std::string name =
         "decode, " + std::to_string(batch) + " after " + std::to_string(context);
     Row all = row(name, batch * kSteps, [&] {
@@ -143,7 +143,7 @@ class Measured {
     for (std::int32_t& id : ids) {
       state = state * 1664525U + 1013904223U;
       id = static_cast<std::int32_t>((state >> 8U) %
-                                     static_cast<std::uint32_t>(model_.config.vocabulary));
+                                     static_cast<std::uint32_t>(model_.config.plan.vocabulary));
     }
     return ids;
   }
@@ -173,9 +173,8 @@ void run_model(Device& device, const BenchConfig& config, const ModelConfig& how
   std::size_t bytes = 0;
   std::int64_t numbers = 0;
   for (const auto& [name, tensor, shape] : models::parameters(model)) bytes += tensor.bytes();
-  models::Weights weights = model.weights;
-  for (const models::Slot& slot : models::slots(weights, model.config)) {
-    numbers += *element_count(slot.shape);
+  for (const models::Part& part : models::parts(model.config)) {
+    numbers += *element_count(part.shape);
   }
   char line[200];
   std::snprintf(line, sizeof line, "%s: %s, %.2f B parameters in %s%s, %.2f GiB",

@@ -64,18 +64,17 @@ models::PackingException parse_exception(const std::string& text, int group_size
 models::PackingRule rule_of(const Flags& flags, const models::Config& config) {
   const int group_size = flags.group_size == 0 ? 64 : flags.group_size;
   std::vector<models::PackingException> exceptions;
-  models::Weights none;
-  const std::vector<models::Slot> slots = models::slots(none, config);
+  const std::vector<models::Part> parts = models::parts(config);
   for (const std::string& text : flags.exceptions) {
     exceptions.push_back(parse_exception(text, group_size));
-    const bool fits = std::any_of(slots.begin(), slots.end(), [&](const models::Slot& slot) {
-      return slot.weight != nullptr && models::path_fits(slot.name, exceptions.back().pattern);
+    const bool fits = std::any_of(parts.begin(), parts.end(), [&](const models::Part& part) {
+      return part.is_weight && models::path_fits(part.name, exceptions.back().pattern);
     });
     if (!fits) called_wrongly("--q-module: no module fits '" + exceptions.back().pattern + "'");
   }
   const models::PackingRule all =
       flags.recipe.empty() ? models::usual_packing({flags.bits == 0 ? 4 : flags.bits, group_size})
-                           : models::mixed_packing(flags.recipe, group_size, config);
+                           : models::mixed_packing(flags.recipe, group_size, config.plan);
   return models::packing_with(all, exceptions);
 }
 
@@ -96,11 +95,9 @@ std::optional<DType> type_of(const Flags& flags, const models::Config& config) {
 
 models::Model quantized(CommandEncoder& encoder, const models::Model& model, const Flags& flags,
                         const Globals& globals) {
-  models::Weights weights = model.weights;
-  const auto slots = models::slots(weights, model.config);
   std::int64_t all = 0, done = 0;
-  for (const models::Slot& slot : slots) {
-    if (slot.weight != nullptr && !slot.weight->is_packed()) all += *element_count(slot.shape);
+  for (const models::ConstSlot& slot : models::slots(model)) {
+    if (slot.is_weight && !slot.weight->is_packed()) all += *element_count(slot.shape);
   }
   if (all == 0) {
     called_wrongly(flags.from + ": every weight is packed already; convert --dequantize first");
@@ -110,11 +107,11 @@ models::Model quantized(CommandEncoder& encoder, const models::Model& model, con
   std::int64_t packed = 0, left = 0;
   models::Model result = models::quantize_model(
       encoder, model,
-      [&](const std::string& path, const Shape& shape) {
+      [&](const models::Part& part) {
         if (Interrupts::asked()) throw Exit{kInterrupted};
         progress.at(done);
-        done += *element_count(shape);
-        const models::Packing packing = rule(path, shape);
+        done += *element_count(part.shape);
+        const models::Packing packing = rule(part);
         ++(packing.bits > 0 ? packed : left);
         return packing;
       },

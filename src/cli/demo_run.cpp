@@ -5,13 +5,11 @@
 #include <memory>
 #include <optional>
 
-#include "backends/cpu/targets.h"
 #include "command.h"
 #include "commit.h"
 #include "demo.h"
 #include "interrupt.h"
 #include "mlxtape/base/files.h"
-#include "mlxtape/core/threads.h"
 #include "mlxtape/jobs/generate.h"
 #include "mlxtape/jobs/train.h"
 #include "mlxtape/models/quantize.h"
@@ -206,10 +204,7 @@ void Demo::begin() {
   Device& device = encoder_->device();
   result_.machine = {{"device", device.name()},
                      {"memory", human_bytes(static_cast<double>(device.limits().memory_bytes))}};
-  if (device.backend() == Backend::kCpu) {
-    result_.machine.emplace_back("threads", std::to_string(threads()));
-    result_.machine.emplace_back("instruction set", cpu::available_targets().front());
-  }
+  for (const auto& detail : device.details()) result_.machine.push_back(detail);
   result_.machine.emplace_back("mlxtape",
                                std::string(MLXTAPE_VERSION) + " (" + MLXTAPE_COMMIT + ")");
   result_.machine.emplace_back("command", globals_.command_line);
@@ -219,10 +214,10 @@ void Demo::begin() {
   result_.seed = flags_.seed;
   result_.parameters = models::parameter_count(config);
   result_.active_parameters = models::active_parameter_count(config);
-  result_.layers = config.layers;
-  result_.width = config.width;
-  result_.experts = config.experts;
-  result_.experts_per_token = config.chosen;
+  result_.layers = config.plan.layer_count();
+  result_.width = config.plan.width;
+  result_.experts = config.plan.moe()->experts;
+  result_.experts_per_token = config.plan.moe()->chosen;
   result_.batch_size = kLines;
   result_.cases = flags_.cases;
   held_ = jobs::task_cases(TaskSide::kHeldOut, seed(1), flags_.cases);
@@ -409,8 +404,9 @@ void Demo::count_routes() {
     std::vector<std::int32_t>& rows = by_length[std::ssize(sample.tokens)];
     rows.insert(rows.end(), sample.tokens.begin(), sample.tokens.end());
   }
-  result_.routes.assign(static_cast<std::size_t>(model_.config.layers),
-                        std::vector<double>(static_cast<std::size_t>(model_.config.experts)));
+  result_.routes.assign(
+      model_.config.plan.layers.size(),
+      std::vector<double>(static_cast<std::size_t>(model_.config.plan.moe()->experts)));
   models::HiddenOptions options;
   options.routed = [&](std::int64_t layer, const Tensor& counts) {
     std::vector<std::uint32_t> host(static_cast<std::size_t>(counts.size()));

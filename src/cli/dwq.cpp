@@ -108,9 +108,8 @@ void write_targets(const Globals& globals, const Flags& flags, const jobs::Targe
 }
 
 bool is_packed(const models::Model& model) {
-  models::Weights weights = model.weights;
-  for (const models::Slot& slot : models::slots(weights, model.config)) {
-    if (slot.weight != nullptr && slot.weight->is_packed()) return true;
+  for (const models::ConstSlot& slot : models::slots(model)) {
+    if (slot.is_weight && slot.weight->is_packed()) return true;
   }
   return false;
 }
@@ -179,7 +178,7 @@ void distil(const Globals& globals, const Flags& flags, const Texts& texts,
   const models::Config config =
       models::Config::parse(formats::read_model_config(flags.model), flags.model);
   std::optional<jobs::Targets> targets;
-  if (!flags.targets.empty()) targets.emplace(flags.targets, plan, config.vocabulary);
+  if (!flags.targets.empty()) targets.emplace(flags.targets, plan, config.plan.vocabulary);
   models::Model teacher, student;
   if (!targets || flags.student.empty()) {
     teacher = load_model(flags.model, encoder, globals);
@@ -232,7 +231,7 @@ void dwq(const Globals& globals, Flags flags) {
     plan.teacher = jobs::model_fingerprint(flags.model);
     const models::Config config =
         models::Config::parse(formats::read_model_config(flags.model), flags.model);
-    if (!is_complete(flags, plan, config.vocabulary)) {
+    if (!is_complete(flags, plan, config.plan.vocabulary)) {
       write_targets(globals, flags, plan, *encoder);
     }
   }

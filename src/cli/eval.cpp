@@ -62,9 +62,9 @@ void run(const Globals& globals, const Flags& flags) {
   Device& device = globals.device();
   const auto encoder = device.make_encoder();
   const models::Model model = load_model(flags.model, flags.adapters, *encoder, globals);
-  if (flags.rows.length > model.config.max_positions && !globals.quiet) {
+  if (flags.rows.length > model.config.plan.max_positions && !globals.quiet) {
     remark(positions_warning("a row of " + std::to_string(flags.rows.length) + " tokens",
-                             model.config.max_positions));
+                             model.config.plan.max_positions));
   }
   models::Model reference;
   if (!flags.reference.empty()) reference = load_model(flags.reference, *encoder, globals);

@@ -1,11 +1,10 @@
 // info: what this machine and this build have, and why a backend is absent.
 #include <CLI/CLI.hpp>
 
-#include "backends/cpu/targets.h"
 #include "command.h"
 #include "commit.h"
 #include "mlxtape/core/registry.h"
-#include "mlxtape/core/threads.h"
+#include "mlxtape/models/architecture.h"
 #include "output.h"
 
 namespace mlxtape::cli {
@@ -25,7 +24,6 @@ std::string compiler() {
 }
 
 Json of_device(Device& device) {
-  Json::Array targets;
   Json result = Json::Object{
       {"backend", name_of(device.backend())},
       {"name", device.name()},
@@ -33,11 +31,6 @@ Json of_device(Device& device) {
       {"compute_units", device.limits().compute_units},
       {"kernels",
        static_cast<std::int64_t>(KernelRegistry::instance().names(device.backend()).size())}};
-  if (device.backend() == Backend::kCpu) {
-    for (const std::string& target : cpu::available_targets()) targets.emplace_back(target);
-    result.set("threads", threads());
-    result.set("instruction_sets", std::move(targets));
-  }
   Json details = Json::Object{};
   for (const auto& [what, value] : device.details()) details.set(what, value);
   result.set("details", std::move(details));
@@ -46,7 +39,7 @@ Json of_device(Device& device) {
 
 // What models may have, as Config checks it.
 Json limits() {
-  return Json::Object{{"architectures", "qwen3, qwen3_next, qwen3_5, qwen3_5_moe"},
+  return Json::Object{{"architectures", models::architecture_names()},
                       {"weights",
                        "f32, f16, bf16; packed in 2, 3, 4, 5, 6 or 8 bits, groups of "
                        "32, 64 or 128"}};
@@ -84,10 +77,6 @@ void info(const Globals& globals) {
     Facts facts;
     facts.add("  memory", human_bytes(device.find("memory_bytes")->number()));
     facts.add(is_cpu ? "  cores" : "  multiprocessors", text(*device.find("compute_units")));
-    if (is_cpu) {
-      facts.add("  threads", text(*device.find("threads")) + " threads used");
-      facts.add("  instruction sets", text(*device.find("instruction_sets")));
-    }
     facts.add("  kernels", text(*device.find("kernels")));
     for (const auto& [what, value] : device.find("details")->object()) {
       facts.add("  " + what, text(value));

@@ -34,14 +34,6 @@ struct Flags {
 
 std::int64_t whole(std::size_t bytes) { return static_cast<std::int64_t>(bytes); }
 
-// "model.layers.3.mlp.gate" -> "mlp.gate": modules that are the same in every layer.
-std::string class_of(const std::string& path) {
-  const std::string layers = "layers.";
-  const std::size_t at = path.find(layers);
-  if (at == std::string::npos) return path.substr(path.rfind('.') + 1);
-  return path.substr(path.find('.', at + layers.size()) + 1);
-}
-
 // One row for each class of modules and each way they are packed.
 struct ClassSize {
   std::int64_t modules = 0, parameters = 0;
@@ -54,15 +46,14 @@ std::vector<std::pair<ClassKey, ClassSize>> classes(const models::Model& model) 
   std::map<ClassKey, std::size_t> places;
   std::map<std::string, std::size_t> order;  // by the class alone: all ways it is packed together
   constexpr std::size_t kLast = std::numeric_limits<std::size_t>::max();
-  models::Weights weights = model.weights;
-  for (const models::Slot& slot : models::slots(weights, model.config)) {
+  for (const models::ConstSlot& slot : models::slots(model)) {
     ClassKey key{"norms, filters and other small ones", ""};
     std::size_t bytes = 0;
-    if (slot.tensor != nullptr) {
+    if (!slot.is_weight) {
       key.second = name_of(slot.tensor->dtype());
       bytes = slot.tensor->bytes();
     } else {
-      key.first = class_of(slot.name);
+      key.first = slot.path.substr(slot.layer < 0 ? slot.path.rfind('.') + 1 : 0);
       const nn::Weight& w = *slot.weight;
       key.second = w.is_packed() ? std::to_string(w.packed.bits) + " bits, groups of " +
                                        std::to_string(w.packed.group_size)
@@ -74,7 +65,7 @@ std::vector<std::pair<ClassKey, ClassSize>> classes(const models::Model& model) 
     const auto [at, is_new] = places.emplace(key, result.size());
     if (is_new) result.emplace_back(key, ClassSize{});
     ClassSize& size = result[at->second].second;
-    order.emplace(key.first, slot.tensor != nullptr ? kLast : order.size());
+    order.emplace(key.first, !slot.is_weight ? kLast : order.size());
     ++size.modules;
     size.parameters += *element_count(slot.shape);
     size.bytes += bytes;
@@ -87,13 +78,13 @@ std::vector<std::pair<ClassKey, ClassSize>> classes(const models::Model& model) 
 
 Json layers_of(const Config& c) {
   std::int64_t attention = 0, experts = 0;
-  for (std::int64_t l = 0; l < c.layers; ++l) {
-    attention += c.has_attention(l) ? 1 : 0;
-    experts += c.has_experts(l) ? 1 : 0;
+  for (const models::LayerPlan& layer : c.plan.layers) {
+    attention += layer.attention() != nullptr ? 1 : 0;
+    experts += layer.moe() != nullptr ? 1 : 0;
   }
-  return Json::Object{{"all", c.layers},
+  return Json::Object{{"all", c.plan.layer_count()},
                       {"attention", attention},
-                      {"delta_net", c.layers - attention},
+                      {"delta_net", c.plan.layer_count() - attention},
                       {"with_experts", experts}};
 }
 
@@ -162,7 +153,8 @@ Json everything(const Flags& flags, const Globals& globals) {
   const models::Model model = models::load_shapes(flags.directory);
   const formats::ModelFiles files(flags.directory);
   const Config& c = model.config;
-  const std::size_t state = models::State::bytes_of(c, model.dtype(), 1, flags.context);
+  const models::MoePlan* moe = c.plan.moe();
+  const std::size_t state = models::State::bytes_of(c.plan, model.dtype(), 1, flags.context);
   const models::TrainingBytes training = models::training_bytes(model);
   const std::size_t weights = models::weight_bytes(model);
   Json result = Json::Object{
@@ -170,12 +162,12 @@ Json everything(const Flags& flags, const Globals& globals) {
       {"architecture", c.model_type},
       {"dtype", name_of(model.dtype())},
       {"layers", layers_of(c)},
-      {"width", c.width},
-      {"vocabulary", c.vocabulary},
-      {"max_positions", c.max_positions},
-      {"tied_head", c.tied},
-      {"experts", c.experts},
-      {"experts_per_token", c.chosen},
+      {"width", c.plan.width},
+      {"vocabulary", c.plan.vocabulary},
+      {"max_positions", c.plan.max_positions},
+      {"tied_head", c.plan.tied},
+      {"experts", moe == nullptr ? 0 : moe->experts},
+      {"experts_per_token", moe == nullptr ? 0 : moe->chosen},
       {"parameters", models::parameter_count(c)},
       {"active_parameters", models::active_parameter_count(c)},
       {"bits_per_weight", models::bits_per_weight(model)},

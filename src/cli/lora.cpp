@@ -158,7 +158,7 @@ struct Test {
 
 Test test(CommandEncoder& encoder, const models::Model& model, const jobs::DataSet& data,
           const jobs::TrainOptions& options, const Flags& flags) {
-  jobs::check_tokens(data.test, model.config.vocabulary);
+  jobs::check_tokens(data.test, model.config.plan.vocabulary);
   const auto batches = jobs::validation_batches(data.test, options.batches, flags.test_batches);
   Test result;
   for (const jobs::Batch& batch : batches) result.tokens += batch.counted;

@@ -18,7 +18,7 @@ template <class Function>
 void each_learning(models::Weights& weights, const models::Config& config, bool others,
                    const Function& function) {
   for (const models::Slot& slot : models::slots(weights, config)) {
-    if (slot.tensor != nullptr) {
+    if (!slot.is_weight) {
       if (others) function(slot.name, *slot.tensor);
     } else if (slot.weight->is_packed() && slot.weight->packed.bits < 8) {
       function(slot.name + ".scales", slot.weight->packed.scales);
@@ -122,7 +122,7 @@ class Distiller {
     const Tensor weights = encoder_.empty({tokens.size()}, DType::kF32);
     encoder_.upload(counts.data(), weights.bytes(), weights);
     const Tensor h = ops::reshape(tape, models::hidden(tape, model, tokens, hidden_),
-                                  {tokens.size(), model.config.width});
+                                  {tokens.size(), model.config.plan.width});
     return head_kl(tape, h, model.head(), teacher, weights, kl_);
   }
 
@@ -175,10 +175,11 @@ void check(const models::Model& student, const DwqTeacher& teacher, const Batche
   if (dwq_trainables(student).empty()) {
     wrong("the student must have weights packed in less than 8 bits, got none");
   }
-  if (teacher.model != nullptr && teacher.model->config.vocabulary != student.config.vocabulary) {
+  if (teacher.model != nullptr &&
+      teacher.model->config.plan.vocabulary != student.config.plan.vocabulary) {
     wrong("the teacher must have the student's vocabulary of " +
-          std::to_string(student.config.vocabulary) + ", got " +
-          std::to_string(teacher.model->config.vocabulary));
+          std::to_string(student.config.plan.vocabulary) + ", got " +
+          std::to_string(teacher.model->config.plan.vocabulary));
   }
   if (!(options.temperature > 0) || !std::isfinite(options.temperature)) {
     wrong("temperature must be above 0, got " + std::to_string(options.temperature));

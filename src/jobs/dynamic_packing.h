@@ -10,9 +10,8 @@ namespace mlxtape::jobs {
 void check_packings(const DynamicQuantOptions& options, DType dtype);
 
 // Is it for the sensitivity to say how it is packed?
-bool is_measured(const std::string& path, const Shape& shape, const DynamicQuantOptions& options);
+bool is_measured(const models::Part& part, const DynamicQuantOptions& options);
 
-models::Packing packing_of(const std::string& path, const Shape& shape,
-                           const DynamicQuantOptions& options, bool high);
+models::Packing packing_of(const models::Part& part, const DynamicQuantOptions& options, bool high);
 
 }  // namespace mlxtape::jobs

@@ -27,9 +27,9 @@ std::size_t packed_bytes(std::int64_t elements, models::Packing p, DType dtype) 
          2 * (n / static_cast<std::size_t>(p.group_size)) * size_of(dtype);
 }
 
-// What decides where a token goes: usual_packing knows, for any shape that it could pack.
-bool is_router(const std::string& path) {
-  return models::usual_packing({4, 64})(path, Shape{64}).bits == 8;
+// What decides where a token goes.
+bool is_router(const models::Part& part) {
+  return part.role == models::Role::kRouter || part.role == models::Role::kSharedGate;
 }
 
 double bits_of(models::Packing p, DType dtype) {
@@ -48,16 +48,17 @@ void check_packings(const DynamicQuantOptions& options, DType dtype) {
   wrong("high must be larger than low, " + text(options.low) + ", got " + text(options.high));
 }
 
-bool is_measured(const std::string& path, const Shape& shape, const DynamicQuantOptions& options) {
-  if (options.keep_routers && is_router(path)) return false;
-  return shape.back() % options.low.group_size == 0 && shape.back() % options.high.group_size == 0;
+bool is_measured(const models::Part& part, const DynamicQuantOptions& options) {
+  if (options.keep_routers && is_router(part)) return false;
+  const std::int64_t row = part.shape.back();
+  return row % options.low.group_size == 0 && row % options.high.group_size == 0;
 }
 
-models::Packing packing_of(const std::string& path, const Shape& shape,
-                           const DynamicQuantOptions& options, bool high) {
-  if (is_measured(path, shape, options)) return high ? options.high : options.low;
-  const bool router = options.keep_routers && is_router(path);
-  return router ? models::usual_packing(options.low)(path, shape) : models::Packing{};
+models::Packing packing_of(const models::Part& part, const DynamicQuantOptions& options,
+                           bool high) {
+  if (is_measured(part, options)) return high ? options.high : options.low;
+  const bool router = options.keep_routers && is_router(part);
+  return router ? models::usual_packing(options.low)(part) : models::Packing{};
 }
 
 void write_sensitivities(const std::string& path, const Sensitivities& values) {
@@ -88,19 +89,18 @@ Sensitivities read_sensitivities(const std::string& path) {
 }
 
 double bits_per_weight(const models::Model& model, const models::PackingRule& rule) {
-  models::Weights weights = model.weights;
   std::size_t bytes = 0;
   std::int64_t elements = 0;
-  for (const models::Slot& slot : models::slots(weights, model.config)) {
+  for (const models::ConstSlot& slot : models::slots(model)) {
     const std::int64_t n = *element_count(slot.shape);
     elements += n;
-    if (slot.tensor != nullptr) {
+    if (!slot.is_weight) {
       bytes += slot.tensor->bytes();
     } else if (slot.weight->is_packed()) {
       const ops::QuantizedWeight& w = slot.weight->packed;
       bytes += w.codes.bytes() + w.scales.bytes() + w.biases.bytes();
     } else {
-      bytes += packed_bytes(n, rule(slot.name, slot.shape), slot.weight->dtype());
+      bytes += packed_bytes(n, rule(slot), slot.weight->dtype());
     }
   }
   return 8 * static_cast<double>(bytes) / static_cast<double>(elements);
@@ -112,9 +112,8 @@ void require_target(const models::Model& model, double target_bits,
   if (!std::isfinite(target_bits)) {
     wrong("the target must be a finite number, got " + std::to_string(target_bits));
   }
-  const double least = bits_per_weight(model, [&](const std::string& path, const Shape& shape) {
-    return packing_of(path, shape, options, false);
-  });
+  const double least = bits_per_weight(
+      model, [&](const models::Part& part) { return packing_of(part, options, false); });
   if (least > target_bits) {
     wrong("the target must be at least the " + std::to_string(least) +
           " bits per weight that the model has with low alone, got " + std::to_string(target_bits));
@@ -125,20 +124,19 @@ DynamicPacking choose_packing(const models::Model& model, const Sensitivities& v
                               double target_bits, const DynamicQuantOptions& options) {
   require_target(model, target_bits, options);
   const std::map<std::string, double> of(values.begin(), values.end());
-  models::Weights weights = model.weights;
   std::set<std::string> known;
   std::vector<std::pair<std::string, double>> measured;  // in the model's order
-  for (const models::Slot& slot : models::slots(weights, model.config)) {
-    if (slot.weight == nullptr) continue;
-    known.insert(slot.name);
-    if (!is_measured(slot.name, slot.shape, options)) continue;
-    const auto found = of.find(slot.name);
-    if (found == of.end()) wrong("there must be a sensitivity of " + slot.name);
+  for (const models::Part& part : models::parts(model.config)) {
+    if (!part.is_weight) continue;
+    known.insert(part.name);
+    if (!is_measured(part, options)) continue;
+    const auto found = of.find(part.name);
+    if (found == of.end()) wrong("there must be a sensitivity of " + part.name);
     if (!std::isfinite(found->second)) {
-      wrong("the sensitivity of " + slot.name + " must be finite, got " +
+      wrong("the sensitivity of " + part.name + " must be finite, got " +
             text_of_nonfinite(found->second));
     }
-    measured.emplace_back(slot.name, found->second);
+    measured.emplace_back(part.name, found->second);
   }
   for (const auto& [path, value] : values) {
     if (known.count(path) == 0) wrong(path + " must be a weight of the model");
@@ -153,8 +151,8 @@ DynamicPacking choose_packing(const models::Model& model, const Sensitivities& v
       p.high.push_back(path);
       high->insert(path);
     }
-    p.rule = [high, options](const std::string& path, const Shape& shape) {
-      return packing_of(path, shape, options, high->count(path) != 0);
+    p.rule = [high, options](const models::Part& part) {
+      return packing_of(part, options, high->count(part.name) != 0);
     };
     p.bits_per_weight = bits_per_weight(model, p.rule);
     return p;

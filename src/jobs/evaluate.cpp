@@ -149,10 +149,10 @@ void check(const models::Model& model, const models::Model* reference,
   if (options.chunk_rows < 0) {
     wrong("chunk_rows must be at least 0, got " + std::to_string(options.chunk_rows));
   }
-  if (reference != nullptr && reference->config.vocabulary != model.config.vocabulary) {
+  if (reference != nullptr && reference->config.plan.vocabulary != model.config.plan.vocabulary) {
     wrong("the reference must have the model's vocabulary of " +
-          std::to_string(model.config.vocabulary) + ", got " +
-          std::to_string(reference->config.vocabulary));
+          std::to_string(model.config.plan.vocabulary) + ", got " +
+          std::to_string(reference->config.plan.vocabulary));
   }
   for (const Batch& batch : batches) check_batch("evaluate", model, batch);
 }

@@ -85,7 +85,7 @@ GenerateReport generate(CommandEncoder& encoder, const models::Model& model,
   past.make_room(read_tokens, std::max(read_tokens, kFirstRoom));
 
   GenerateReport report;
-  const auto vocabulary = static_cast<std::size_t>(model.config.vocabulary);
+  const auto vocabulary = static_cast<std::size_t>(model.config.plan.vocabulary);
   std::vector<float> logits(vocabulary * prompts.size());
   std::vector<Sequence> sequences;
   auto start = std::chrono::steady_clock::now();

@@ -61,15 +61,14 @@ class Measure {
  public:
   Measure(CommandEncoder& encoder, const models::Model& model, const SensitivityOptions& options)
       : encoder_(encoder), model_(model), options_(options), low_(model) {
-    models::Weights weights = model.weights;
-    for (const models::Slot& slot : models::slots(weights, model.config)) {
-      if (slot.weight == nullptr) continue;
+    for (const models::ConstSlot& slot : models::slots(model)) {
+      if (!slot.is_weight) continue;
       if (slot.weight->is_packed()) {
         throw Error(Errc::kArgument, "dynamic_quant: the model's weights must not be packed, got " +
                                          slot.name + " in " +
                                          std::to_string(slot.weight->packed.bits) + " bits");
       }
-      if (!is_measured(slot.name, slot.shape, options.packing)) continue;
+      if (!is_measured(slot, options.packing)) continue;
       names_.push_back(slot.name);
       millions_.push_back(static_cast<double>(*element_count(slot.shape)) / 1e6);
     }
@@ -109,16 +108,23 @@ class Measure {
  private:
   Tensor divergence(Tape& tape, const Batch& batch, const Tensor& tokens) {
     const Tensor theirs = hidden_rows(encoder_, model_, tokens);
-    low_.weights.embedding = lowered(tape, "embed_tokens").embedding;
+    low_.weights.embedding = lowered(tape, [](const models::Part& part) {
+                               return part.role == models::Role::kEmbedding;
+                             }).embedding;
     models::HiddenOptions how;
     how.checkpoint = options_.checkpoint;
     how.weights = [this](Tape& inner, std::int64_t layer) {
       const auto l = static_cast<std::size_t>(layer);
-      return lowered(inner, "layers." + std::to_string(layer) + ".").layers[l];
+      return lowered(inner, [layer](const models::Part& part) { return part.layer == layer; })
+          .layers[l];
     };
     const Tensor h = ops::reshape(tape, models::hidden(tape, low_, tokens, how),
-                                  {tokens.size(), model_.config.width});
-    if (!model_.config.tied) low_.weights.head = lowered(tape, "lm_head").head;
+                                  {tokens.size(), model_.config.plan.width});
+    if (!model_.config.plan.tied) {
+      low_.weights.head = lowered(tape, [](const models::Part& part) {
+                            return part.role == models::Role::kHead;
+                          }).head;
+    }
     std::vector<float> counts;
     for (const std::int32_t target : batch.targets) counts.push_back(target < 0 ? 0.0F : 1.0F);
     ops::KlDivergenceOptions kl;
@@ -131,19 +137,19 @@ class Measure {
                                      chunks);
   }
 
-  // The model's weights, of which those of one part are w_low: part is in their names.
-  models::Weights lowered(Tape& tape, const std::string& part) const {
+  // The model's weights, of which those that are chosen are w_low.
+  template <class Chosen>
+  models::Weights lowered(Tape& tape, const Chosen& chosen) const {
     models::Weights weights = model_.weights;
     std::size_t measured = 0;
     for (const models::Slot& slot : models::slots(weights, model_.config)) {
-      if (slot.weight == nullptr) continue;
-      const bool counts = is_measured(slot.name, slot.shape, options_.packing);
+      if (!slot.is_weight) continue;
+      const bool counts = is_measured(slot, options_.packing);
       const std::size_t number = counts ? measured++ : 0;
-      if (slot.name.find(part) == std::string::npos) continue;
+      if (!chosen(slot)) continue;
       if (counts) {
         *slot.weight = probe(tape, slot.weight->plain, zeros_[number], options_.packing);
-      } else if (const auto p = packing_of(slot.name, slot.shape, options_.packing, false);
-                 p.bits != 0) {
+      } else if (const auto p = packing_of(slot, options_.packing, false); p.bits != 0) {
         *slot.weight = coarse(encoder_, slot.weight->plain, p, options_.packing.rounding);
       }
     }

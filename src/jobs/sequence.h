@@ -66,9 +66,9 @@ class GrowingState {
 
   // For so many tokens in all, and for some more as long as that is within most.
   void make_room(std::int64_t tokens, std::int64_t more) {
-    if (!beyond_ && tokens > model_.config.max_positions) {
+    if (!beyond_ && tokens > model_.config.plan.max_positions) {
       beyond_ = true;
-      if (options_.on_beyond) options_.on_beyond(tokens, model_.config.max_positions);
+      if (options_.on_beyond) options_.on_beyond(tokens, model_.config.plan.max_positions);
     }
     if (state_ == nullptr) {
       state_ = std::make_unique<models::State>(model_, batch_,

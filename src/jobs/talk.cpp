@@ -28,7 +28,7 @@ Talk::Talk(CommandEncoder& encoder, const models::Model& model, const formats::T
   if (tokenizer.chat_template() == nullptr) {
     throw Error(Errc::kArgument, "talk: the model must have a chat template, and has none");
   }
-  if (options_.max_context == 0) options_.max_context = model.config.max_positions;
+  if (options_.max_context == 0) options_.max_context = model.config.plan.max_positions;
   if (options_.generate.max_tokens < 1 || options_.max_context < 1 || options_.first_room < 1) {
     throw Error(Errc::kArgument, "talk: max_tokens, max_context and first_room must be at least 1");
   }
@@ -61,9 +61,8 @@ std::vector<std::int32_t> Talk::encode(const Json& messages, bool ask) const {
 
 // Leaves at most the first `common` tokens in the state; returns how many.
 std::int64_t Talk::go_back(std::int64_t common) {
-  const bool forgets = model_.config.attention_interval == 1;  // no delta net
   if (common < tokens()) {
-    if (forgets) {
+    if (past_->state().forgets()) {
       past_->state().trim(encoder_, 0, common);
     } else if (mark_.length <= common && mark_.length > 0) {
       past_->state().rewind(encoder_, 0, mark_);
@@ -137,7 +136,7 @@ void Talk::answer(const std::vector<std::int32_t>& prompt, std::int64_t stable,
     reply.answer = sequence.take();
     return;
   }
-  std::vector<float> row(static_cast<std::size_t>(model_.config.vocabulary));
+  std::vector<float> row(static_cast<std::size_t>(model_.config.plan.vocabulary));
   const std::vector<std::int32_t> stops = stop_tokens(tokenizer_, options);
   encoder_.download(*logits, row.data(), logits->bytes());
   sequence.choose(row, stops);

@@ -69,8 +69,8 @@ void check(const models::Model& model, const DataSet& data, const TrainOptions& 
     throw Error(Errc::kArgument, "train: validation_batches must be at least -1, got " +
                                      std::to_string(options.validation_batches));
   }
-  check_tokens(data.train, model.config.vocabulary);
-  if (options.validation_batches != 0) check_tokens(data.valid, model.config.vocabulary);
+  check_tokens(data.train, model.config.plan.vocabulary);
+  if (options.validation_batches != 0) check_tokens(data.valid, model.config.plan.vocabulary);
 }
 
 }  // namespace

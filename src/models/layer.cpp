@@ -14,52 +14,61 @@ Tensor add_and_norm(Tape& tape, Stream& stream, const Tensor& w, float eps) {
   return y;
 }
 
-Tensor run_delta(Tape& tape, const Model& model, const nn::DeltaNetWeights& w, const Tensor& x,
-                 const LayerPast* past) {
-  const nn::DeltaNetShape shape = delta_shape(model.config);
+Tensor run_attention(Tape& tape, const Model& model, const AttentionPlan& plan,
+                     const nn::SelfAttentionWeights& w, const Tensor& x, const Past* past) {
+  const nn::SelfAttentionShape shape{.heads = plan.heads,
+                                     .key_heads = plan.key_heads,
+                                     .head_dim = plan.head_dim,
+                                     .gated = plan.gated,
+                                     .rope = model.ropes[plan.rope],
+                                     .eps = model.config.plan.eps,
+                                     .scale = plan.scale,
+                                     .window = plan.window};
+  if (past == nullptr) return nn::self_attention(tape, x, w, shape);
+  const auto& [keys, values] = std::get<KeyValueCache>(past->cache);
+  const nn::SelfAttentionCache cache{keys, values, past->start, past->lengths};
+  return nn::self_attention(tape, x, w, shape, &cache);
+}
+
+Tensor run_delta(Tape& tape, const Model& model, const DeltaPlan& plan,
+                 const nn::DeltaNetWeights& w, const Tensor& x, const Past* past) {
+  nn::DeltaNetShape shape{plan.key_heads, plan.value_heads, plan.key_dim, plan.value_dim};
+  shape.eps = model.config.plan.eps;
   if (past == nullptr) return nn::delta_net(tape, x, w, shape).y;
-  if (past->attention.lengths.defined()) return nn::delta_net_step(tape, x, w, shape, past->delta);
-  const nn::DeltaNetState before = past->delta_is_new ? nn::DeltaNetState{} : past->delta;
-  const auto [y, after] = nn::delta_net(tape, x, w, shape, before, true);
-  tape.encoder().copy(after.conv, past->delta.conv);
-  tape.encoder().copy(after.rule, past->delta.rule);
+  const auto& [conv, rule] = std::get<DeltaCache>(past->cache);
+  if (past->mode == Past::Mode::kStep) return nn::delta_net_step(tape, x, w, shape, {conv, rule});
+  const bool is_new = past->start == 0;
+  const auto [y, after] = nn::delta_net(
+      tape, x, w, shape, is_new ? nn::DeltaNetState{} : nn::DeltaNetState{conv, rule}, true);
+  tape.encoder().copy(after.conv, conv);
+  tape.encoder().copy(after.rule, rule);
   return y;
 }
 
 }  // namespace
 
-nn::DeltaNetShape delta_shape(const Config& c) {
-  nn::DeltaNetShape shape{c.linear_key_heads, c.linear_value_heads, c.linear_key_dim,
-                          c.linear_value_dim};
-  shape.eps = c.eps;
-  return shape;
-}
-
 Stream run_layer(Tape& tape, const Model& model, std::int64_t layer, const Stream& in,
-                 const LayerPast* past, const LayerWeights* weights) {
-  const Config& c = model.config;
+                 const Past* past, const LayerWeights* weights) {
+  const float eps = model.config.plan.eps;
+  const LayerPlan& plan = model.config.plan.layer(layer);
   const LayerWeights& w =
       weights != nullptr ? *weights : model.weights.layers[static_cast<std::size_t>(layer)];
   Stream stream{in.more, in.h};
-  const Tensor mixed = add_and_norm(tape, stream, w.input_norm, c.eps);
-  if (c.has_attention(layer)) {
-    const nn::SelfAttentionShape shape{
-        c.heads, c.key_heads, c.head_dim, c.family != Config::Family::kQwen3, model.rope, c.eps};
-    stream.more = nn::self_attention(tape, mixed, w.attention, shape,
-                                     past == nullptr ? nullptr : &past->attention);
-  } else {
-    stream.more = run_delta(tape, model, w.delta, mixed, past);
-  }
-  const Tensor x = add_and_norm(tape, stream, w.post_norm, c.eps);
-  stream.more = c.has_experts(layer)
-                    ? nn::moe(tape, x, w.moe, {c.chosen, c.renormalise}, &stream.routed)
+  const Tensor mixed = add_and_norm(tape, stream, w.input_norm, eps);
+  stream.more = plan.attention() != nullptr
+                    ? run_attention(tape, model, *plan.attention(), w.attention, mixed, past)
+                    : run_delta(tape, model, *plan.delta(), w.delta, mixed, past);
+  const Tensor x = add_and_norm(tape, stream, w.post_norm, eps);
+  const MoePlan* moe = plan.moe();
+  stream.more = moe != nullptr
+                    ? nn::moe(tape, x, w.moe, {moe->chosen, moe->renormalise}, &stream.routed)
                     : nn::swiglu_network(tape, x, w.mlp);
   return stream;
 }
 
 Tensor run_norm(Tape& tape, const Model& model, const Stream& in) {
   Stream stream = in;
-  return add_and_norm(tape, stream, model.weights.norm, model.config.eps);
+  return add_and_norm(tape, stream, model.weights.norm, model.config.plan.eps);
 }
 
 }  // namespace mlxtape::models

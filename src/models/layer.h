@@ -1,6 +1,7 @@
 // One layer of a model, with or without what came before.
 #pragma once
 
+#include "mlxtape/models/cache.h"
 #include "mlxtape/models/model.h"
 
 namespace mlxtape::models {
@@ -13,18 +14,21 @@ struct Stream {
       {};  // [experts] u32: tokens that the layer sent to each; not defined where it has none
 };
 
-// Where a layer keeps the past. Of delta nets, after is where the state goes after more than one token.
-struct LayerPast {
-  nn::SelfAttentionCache attention;
-  nn::DeltaNetState delta;
-  bool delta_is_new = false;  // nothing came before
+// The tokens before, and how many there are.
+struct Past {
+  enum class Mode : std::uint8_t {
+    kPrefill,  // some tokens of one sequence, after `start` of them
+    kStep,     // one token of each sequence, after `lengths`
+  };
+  Mode mode = Mode::kPrefill;
+  Cache cache = {};  // changed in place
+  std::int64_t start = 0;
+  Tensor lengths = {};  // [B] i32, on the device
 };
-
-nn::DeltaNetShape delta_shape(const Config& config);
 
 // past: null in training. weights: null for the model's own.
 Stream run_layer(Tape& tape, const Model& model, std::int64_t layer, const Stream& in,
-                 const LayerPast* past = nullptr, const LayerWeights* weights = nullptr);
+                 const Past* past = nullptr, const LayerWeights* weights = nullptr);
 
 // rms_norm(h + more).
 Tensor run_norm(Tape& tape, const Model& model, const Stream& in);

@@ -35,7 +35,7 @@ class Source {
                                   files.info(name).shape[2] != 1;
       foreign_ = foreign_ || foreign_filter || known->find(".mlp.experts.0.") != std::string::npos;
     }
-    foreign_ = foreign_ && config.family != Config::Family::kQwen3;
+    foreign_ = foreign_ && config.foreign.norms_from_0;
   }
 
   bool has(const std::string& name) const { return names_.count(name) != 0; }
@@ -68,19 +68,14 @@ class Source {
  private:
   std::optional<std::string> renamed(const std::string& name) const {
     if (name.find("mtp.") != std::string::npos) return std::nullopt;
-    std::string known = name;
-    if (c_.family == Config::Family::kQwen35) {
-      const std::string inner = "model.language_model.";
-      if (name.starts_with("vision_tower") || name.starts_with("model.visual")) {
-        return std::nullopt;
-      }
-      if (name.starts_with(inner)) {
-        known = c_.prefix + "model." + name.substr(inner.size());
-      } else if (!name.starts_with(c_.prefix)) {
-        known = c_.prefix + name;
-      }
+    for (const std::string& beginning : c_.foreign.left_out) {
+      if (name.starts_with(beginning)) return std::nullopt;
     }
-    if (c_.tied && known.starts_with(c_.prefix + "lm_head.")) return std::nullopt;
+    std::string known = name.starts_with(c_.prefix) ? name : c_.prefix + name;
+    for (const auto& [theirs, ours] : c_.foreign.replaced) {
+      if (name.starts_with(theirs)) known = ours + name.substr(theirs.size());
+    }
+    if (c_.plan.tied && known.starts_with(c_.prefix + "lm_head.")) return std::nullopt;
     return known;
   }
 
@@ -104,10 +99,10 @@ class Loader {
         all_(all) {}
 
   void fill(const Slot& slot) {
-    if (slot.tensor != nullptr) {
-      *slot.tensor = tensor(slot);
-    } else {
+    if (slot.is_weight) {
       *slot.weight = weight(slot);
+    } else {
+      *slot.tensor = tensor(slot);
     }
   }
 
@@ -129,28 +124,21 @@ class Loader {
   Tensor placed(const Tensor& t) {
     done_ += t.bytes();
     if (options_.progress) options_.progress(done_, all_);
-    if (encoder_ == nullptr || encoder_->backend() == Backend::kCpu) return t;
-    const Tensor there = encoder_->empty(t.shape(), t.dtype());
-    encoder_->upload(t.data(), t.bytes(), there);
-    return there;
+    return encoder_ == nullptr ? t : encoder_->place(t);
   }
 
   Tensor tensor(const Slot& slot) {
     Tensor t = source_.take(slot.name);
-    const bool filter = slot.file_shape.rank() == 3;  // [C, K, 1], or [C, 1, K]: the same bytes
-    if (filter && t.shape() == Shape{slot.shape[0], 1, slot.shape[1]}) {
+    // [C, K, 1], or [C, 1, K]: the same bytes.
+    if (slot.role == Role::kConv && t.shape() == Shape{slot.shape[0], 1, slot.shape[1]}) {
       t = t.reshape(slot.file_shape);
     }
     expect(slot.name, t, slot.file_shape);
     t = placed(t).reshape(slot.shape);
-    if (encoder_ == nullptr || !counts_from_0(slot.name)) return t;
+    // Hugging Face's norms multiply by 1 + w; that of a delta net's result by w.
+    const bool from_0 = source_.is_foreign() && slot.role == Role::kNorm;
+    if (encoder_ == nullptr || !from_0) return t;
     return ops::add(*encoder_, t, encoder_->full({}, t.dtype(), 1));
-  }
-
-  // Hugging Face's norms multiply by 1 + w; that of a delta net by w.
-  bool counts_from_0(const std::string& name) const {
-    return source_.is_foreign() && name.ends_with("norm.weight") &&
-           !name.ends_with(".linear_attn.norm.weight");
   }
 
   nn::Weight weight(const Slot& slot) {
@@ -161,7 +149,7 @@ class Loader {
     if (packing.bits > 0 && (scaled || is_listed)) return packed(slot, packing);
     if (scaled)
       fail(slot.name + ".scales", "is there, but config.json does not say how it is packed");
-    if (slot.shape.rank() == 3 && !source_.has(slot.name + ".weight")) return stacked(slot);
+    if (slot.experts > 0 && !source_.has(slot.name + ".weight")) return stacked(slot);
     const Tensor t = source_.take(slot.name + ".weight");
     expect(slot.name + ".weight", t, slot.shape);
     return placed(t);
@@ -257,8 +245,8 @@ class Loader {
 // All of the embedding's type; norms, filters, A_log and dt_bias may be f32.
 void expect_one_type(const Model& model, const std::vector<Slot>& slots, const std::string& path) {
   for (const Slot& slot : slots) {
-    const DType type = slot.weight != nullptr ? slot.weight->dtype() : slot.tensor->dtype();
-    const bool may_be_wide = slot.tensor != nullptr && !slot.name.ends_with(".bias");
+    const DType type = slot.is_weight ? slot.weight->dtype() : slot.tensor->dtype();
+    const bool may_be_wide = !slot.is_weight && slot.role != Role::kBias;
     if (type == model.dtype() || (may_be_wide && type == DType::kF32)) continue;
     throw Error(Errc::kIo, path + ": the tensor " + slot.name + " is " + name_of(type) +
                                ", the embedding " + name_of(model.dtype()) +
@@ -268,7 +256,8 @@ void expect_one_type(const Model& model, const std::vector<Slot>& slots, const s
 
 Model load(const std::string& directory, CommandEncoder* encoder, const LoadOptions& options) {
   Model model;
-  model.config = Config::parse(formats::read_model_config(directory), directory + "/config.json");
+  model.config = Config::parse(formats::read_model_config(directory), directory + "/config.json",
+                               options.architecture);
   const formats::ModelFiles files(directory);
   Source source(files, model.config, encoder != nullptr);
   Loader loader(source, model.config, directory, encoder, options, files.total_bytes());
@@ -284,7 +273,7 @@ Model load(const std::string& directory, CommandEncoder* encoder, const LoadOpti
 Model load_model(const std::string& directory, CommandEncoder& encoder,
                  const LoadOptions& options) {
   Model model = load(directory, &encoder, options);
-  model.rope = make_rope(model.config, encoder, model.dtype());
+  model.ropes = make_ropes(model.config.plan, encoder, model.dtype());
   encoder.commit_and_wait();
   return model;
 }

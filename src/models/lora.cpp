@@ -12,37 +12,21 @@ namespace mlxtape::models {
 
 namespace {
 
-// A module's path within its layer, or from the root where it is in none.
-std::string inner_path(const Slot& slot, const Config& config) {
-  const std::string layers = config.prefix + "model.layers.";
-  if (!slot.name.starts_with(layers)) return slot.name;
-  return slot.name.substr(slot.name.find('.', layers.size()) + 1);
-}
-
-// -1: in none.
-std::int64_t layer_of(const Slot& slot, const Config& config) {
-  const std::string layers = config.prefix + "model.layers.";
-  return slot.name.starts_with(layers) ? std::stoll(slot.name.substr(layers.size())) : -1;
-}
-
 bool ends_path(const std::string& path, const std::string& key) {
   if (!path.ends_with(key)) return false;
   return path.size() == key.size() || path[path.size() - key.size() - 1] == '.';
 }
 
-bool takes_adapter(const Slot& slot, const Config& config) {
-  return slot.weight != nullptr && slot.name != config.prefix + "model.embed_tokens";
-}
+bool takes_adapter(const Part& part) { return part.is_weight && part.role != Role::kEmbedding; }
 
-std::vector<Slot> adapted_slots(Weights& weights, const Config& config) {
-  std::vector<Slot> all = slots(weights, config);
-  std::erase_if(all, [](const Slot& slot) {
-    return slot.weight == nullptr || !slot.weight->adapter.defined();
-  });
+// weights: to be changed or not.
+template <class W>
+auto adapted_slots(W& weights, const Config& config) {
+  auto all = slots(weights, config);
+  std::erase_if(
+      all, [](const auto& slot) { return !slot.is_weight || !slot.weight->adapter.defined(); });
   return all;
 }
-
-bool is_experts(const Slot& slot) { return slot.shape.rank() == 3; }
 
 // w + scale·(a·b)ᵀ, in f32.
 Tensor sum_of(CommandEncoder& encoder, const nn::Weight& w) {
@@ -64,23 +48,20 @@ Tensor sum_of(CommandEncoder& encoder, const nn::Weight& w) {
 
 std::vector<std::string> lora_modules(const Model& model, const LoraOptions& options) {
   const Config& c = model.config;
-  const std::int64_t first = options.num_layers < 1 ? 0 : c.layers - options.num_layers;
+  const std::int64_t first = options.num_layers < 1 ? 0 : c.plan.layer_count() - options.num_layers;
   std::vector<std::string> chosen;
   std::vector<bool> used(options.keys.size());
-  Weights copy = model.weights;
-  for (const Slot& slot : slots(copy, c)) {
-    if (!takes_adapter(slot, c)) continue;
-    const std::int64_t layer = layer_of(slot, c);
-    const std::string path = inner_path(slot, c);
-    bool wanted = options.keys.empty() && layer >= 0;
+  for (const Part& part : parts(c)) {
+    if (!takes_adapter(part)) continue;
+    bool wanted = options.keys.empty() && part.layer >= 0;
     for (std::size_t k = 0; k < options.keys.size(); ++k) {
-      if (slot.name != options.keys[k] && !ends_path(path, options.keys[k])) continue;
+      if (part.name != options.keys[k] && !ends_path(part.path, options.keys[k])) continue;
       used[k] = true;
       wanted = true;
       // A path from the root means that one, whichever layers the others are in.
-      if (slot.name == options.keys[k] && layer < first) chosen.push_back(slot.name);
+      if (part.name == options.keys[k] && part.layer < first) chosen.push_back(part.name);
     }
-    if (wanted && (layer >= first || layer < 0)) chosen.push_back(slot.name);
+    if (wanted && (part.layer >= first || part.layer < 0)) chosen.push_back(part.name);
   }
   for (std::size_t k = 0; k < used.size(); ++k) {
     if (used[k]) continue;
@@ -107,10 +88,13 @@ Check lora_check(const Model& model, const LoraOptions& options) {
                  "lora: dropout must be from 0 to below 1, got " + std::to_string(options.dropout));
   }
   if (options.dropout == 0) return std::nullopt;
-  for (const std::string& name : lora_modules(model, options)) {
-    if (name.find(".switch_mlp.") == std::string::npos) continue;
+  const std::vector<std::string> chosen = lora_modules(model, options);
+  for (const Part& part : parts(model.config)) {
+    if (part.experts == 0 || std::find(chosen.begin(), chosen.end(), part.name) == chosen.end()) {
+      continue;
+    }
     return Error(Errc::kArgument, "lora: dropout must be 0 where experts have adapters, got " +
-                                      std::to_string(options.dropout) + " and " + name +
+                                      std::to_string(options.dropout) + " and " + part.name +
                                       ": choose other modules by keys");
   }
   return std::nullopt;
@@ -126,8 +110,8 @@ void add_lora(CommandEncoder& encoder, Model& model, const LoraOptions& options,
     if (std::find(chosen.begin(), chosen.end(), slot.name) == chosen.end()) continue;
     const std::int64_t in = slot.shape.back(), out = slot.shape[slot.shape.rank() - 2];
     const std::int64_t r = options.rank;
-    const Shape a = is_experts(slot) ? Shape{slot.shape[0], r, in} : Shape{in, r};
-    const Shape b = is_experts(slot) ? Shape{slot.shape[0], out, r} : Shape{r, out};
+    const Shape a = slot.experts > 0 ? Shape{slot.experts, r, in} : Shape{in, r};
+    const Shape b = slot.experts > 0 ? Shape{slot.experts, out, r} : Shape{r, out};
     const double most = 1 / std::sqrt(static_cast<double>(in));
     slot.weight->adapter = {
         ops::random_uniform(encoder, keys.next(encoder), a, DType::kF32, -most, most),
@@ -139,15 +123,11 @@ void remove_lora(Model& model) {
   for (const Slot& slot : adapted_slots(model.weights, model.config)) slot.weight->adapter = {};
 }
 
-bool has_lora(const Model& model) {
-  Weights copy = model.weights;
-  return !adapted_slots(copy, model.config).empty();
-}
+bool has_lora(const Model& model) { return !adapted_slots(model.weights, model.config).empty(); }
 
 std::vector<Parameter> lora_parameters(const Model& model) {
   std::vector<Parameter> result;
-  Weights copy = model.weights;
-  for (const Slot& slot : adapted_slots(copy, model.config)) {
+  for (const ConstSlot& slot : adapted_slots(model.weights, model.config)) {
     const nn::Adapter& adapter = slot.weight->adapter;
     result.push_back({slot.name + ".lora_a", adapter.a, adapter.a.shape()});
     result.push_back({slot.name + ".lora_b", adapter.b, adapter.b.shape()});
@@ -184,7 +164,7 @@ Model watch_lora(Tape& tape, const Model& model, const LoraDropout& dropout) {
 Model fuse_lora(CommandEncoder& encoder, const Model& model, const FuseOptions& options) {
   Model fused = model;
   for (const Slot& slot : slots(fused.weights, fused.config)) {
-    if (slot.weight == nullptr) continue;
+    if (!slot.is_weight) continue;
     nn::Weight& w = *slot.weight;
     const bool adapted = w.adapter.defined();
     if (!adapted && !(options.dequantize && w.is_packed())) continue;

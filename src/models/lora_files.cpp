@@ -23,13 +23,14 @@ std::string module_of(const std::string& name) { return name.substr(0, name.rfin
 
 // Keys as mlx-lm matches them: paths within a layer in full, or from the root.
 Json::Array full_keys(const Model& model, const LoraOptions& options) {
-  const std::string layers = model.config.prefix + "model.layers.";
+  const std::vector<std::string> chosen = lora_modules(model, options);
+  const auto holds = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
   std::set<std::string> paths;
-  for (const std::string& name : lora_modules(model, options)) {
-    const bool from_root =
-        !name.starts_with(layers) ||
-        std::find(options.keys.begin(), options.keys.end(), name) != options.keys.end();
-    paths.insert(from_root ? name : name.substr(name.find('.', layers.size()) + 1));
+  for (const Part& part : parts(model.config)) {
+    if (!holds(chosen, part.name)) continue;
+    paths.insert(holds(options.keys, part.name) ? part.name : part.path);
   }
   return {paths.begin(), paths.end()};
 }

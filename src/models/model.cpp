@@ -52,7 +52,7 @@ Tensor hidden(Tape& tape, const Model& model, const Tensor& tokens, const Hidden
     throw Error(Errc::kArgument, "model: routed must not be given with checkpoint");
   }
   Stream stream{{}, nn::embed(tape, model.weights.embedding, tokens)};
-  for (std::int64_t l = 0; l < model.config.layers; ++l) {
+  for (std::int64_t l = 0; l < model.config.plan.layer_count(); ++l) {
     stream = options.checkpoint ? run_again_later(tape, model, l, stream, options.weights)
                                 : run_with(tape, model, l, stream, options.weights);
     if (options.seen) options.seen(l, ops::add(tape, stream.h, stream.more));
@@ -74,7 +74,7 @@ Tensor loss(Tape& tape, const Model& model, const Tensor& tokens, const Tensor& 
   }
   const std::int64_t rows = tokens.size();
   const Tensor h =
-      ops::reshape(tape, hidden(tape, model, tokens, options), {rows, model.config.width});
+      ops::reshape(tape, hidden(tape, model, tokens, options), {rows, model.config.plan.width});
   ops::CrossEntropyOptions how;
   how.reduction = ops::Reduction::kMean;
   how.ignore_index = -1;

@@ -25,19 +25,12 @@ void expect_packing(const Packing& p) {
 }
 
 // Few numbers on which all others depend.
-bool decides(const std::string& path) {
-  return path.ends_with("mlp.gate") || path.ends_with("shared_expert_gate");
+bool decides(const Part& part) {
+  return part.role == Role::kRouter || part.role == Role::kSharedGate;
 }
 
 Packing if_divided(Packing packing, const Shape& shape) {
   return shape.back() % packing.group_size == 0 ? packing : Packing{};
-}
-
-// The number behind "layers."; 0 where there is none, as in mlx-lm.
-std::int64_t layer_of(const std::string& path) {
-  const std::string before = "layers.";
-  const std::size_t at = path.find(before);
-  return at == std::string::npos ? 0 : std::stoll(path.substr(at + before.size()));
 }
 
 struct Recipe {
@@ -67,8 +60,8 @@ void name_type(Json& json, const char* name) {
 
 PackingRule usual_packing(Packing all) {
   expect_packing(all);
-  return [all](const std::string& path, const Shape& shape) {
-    return if_divided(decides(path) ? Packing{8, 64} : all, shape);
+  return [all](const Part& part) {
+    return if_divided(decides(part) ? Packing{8, 64} : all, part.shape);
   };
 }
 
@@ -81,7 +74,7 @@ const std::vector<std::string>& mixed_recipes() {
   return names;
 }
 
-PackingRule mixed_packing(const std::string& recipe, int group_size, const Config& config) {
+PackingRule mixed_packing(const std::string& recipe, int group_size, const ModelPlan& plan) {
   const auto found = std::find_if(recipes().begin(), recipes().end(),
                                   [&](const Recipe& r) { return r.name == recipe; });
   if (found == recipes().end()) {
@@ -92,14 +85,13 @@ PackingRule mixed_packing(const std::string& recipe, int group_size, const Confi
   }
   const Packing low{found->low, group_size}, high{found->high, group_size};
   expect_packing(low);
-  return [low, high, n = config.layers](const std::string& path, const Shape& shape) {
-    if (decides(path)) return if_divided({8, 64}, shape);
-    const std::int64_t i = layer_of(path);
+  return [low, high, n = plan.layer_count()](const Part& part) {
+    if (decides(part)) return if_divided({8, 64}, part.shape);
+    const std::int64_t i = std::max<std::int64_t>(part.layer, 0);
     const bool matters = i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
-    const bool sensitive =
-        path.find("v_proj") != std::string::npos || path.find("down_proj") != std::string::npos;
-    const bool head = path.find("lm_head") != std::string::npos;
-    return if_divided(head || (sensitive && matters) ? high : low, shape);
+    const bool sensitive = part.role == Role::kValue || part.role == Role::kDown;
+    const bool is_high = part.role == Role::kHead || (sensitive && matters);
+    return if_divided(is_high ? high : low, part.shape);
   };
 }
 
@@ -126,19 +118,19 @@ PackingRule packing_with(PackingRule rule, std::vector<PackingException> excepti
   for (const PackingException& one : exceptions) {
     if (one.packing.bits != 0) expect_packing(one.packing);
   }
-  return [rule = std::move(rule), exceptions = std::move(exceptions)](const std::string& path,
-                                                                      const Shape& shape) {
+  return [rule = std::move(rule), exceptions = std::move(exceptions)](const Part& part) {
     for (auto one = exceptions.rbegin(); one != exceptions.rend(); ++one) {
-      if (!path_fits(path, one->pattern)) continue;
-      if (one->packing.bits != 0 && shape.back() % one->packing.group_size != 0) {
-        throw Error(Errc::kArgument,
-                    "quantize_model: " + path + " has rows of " + std::to_string(shape.back()) +
-                        " numbers, which groups of " + std::to_string(one->packing.group_size) +
-                        " do not divide");
+      if (!path_fits(part.name, one->pattern)) continue;
+      const std::int64_t row = part.shape.back();
+      if (one->packing.bits != 0 && row % one->packing.group_size != 0) {
+        throw Error(Errc::kArgument, "quantize_model: " + part.name + " has rows of " +
+                                         std::to_string(row) + " numbers, which groups of " +
+                                         std::to_string(one->packing.group_size) +
+                                         " do not divide");
       }
       return one->packing;
     }
-    return rule(path, shape);
+    return rule(part);
   };
 }
 
@@ -148,9 +140,9 @@ Model quantize_model(CommandEncoder& encoder, const Model& model, const PackingR
   Quantization& all = result.config.quantization;
   Json::Object listed;
   for (const Slot& slot : slots(result.weights, result.config)) {
-    if (slot.weight == nullptr) continue;
+    if (!slot.is_weight) continue;
     if (!slot.weight->is_packed()) {
-      const Packing packing = rule(slot.name, slot.shape);
+      const Packing packing = rule(slot);
       if (packing.bits == 0) {
         all.of[slot.name] = {};
         continue;
@@ -179,7 +171,7 @@ Model quantize_model(CommandEncoder& encoder, const Model& model, const PackingR
 Model dequantize_model(CommandEncoder& encoder, const Model& model) {
   Model result = model;
   for (const Slot& slot : slots(result.weights, result.config)) {
-    if (slot.weight == nullptr || !slot.weight->is_packed()) continue;
+    if (!slot.is_weight || !slot.weight->is_packed()) continue;
     *slot.weight = ops::dequantize(encoder, slot.weight->packed);
   }
   result.config.quantization = {};
@@ -198,9 +190,8 @@ Model cast_model(CommandEncoder& encoder, const Model& model, DType dtype) {
     t = ops::cast(encoder, t, dtype);
   };
   for (const Slot& slot : slots(result.weights, result.config)) {
-    if (slot.tensor != nullptr) {
-      const bool stays =
-          model.config.family == Config::Family::kQwen35 && slot.name.ends_with("A_log");
+    if (!slot.is_weight) {
+      const bool stays = model.config.plan.wide_decay && slot.role == Role::kDecay;
       if (!stays) cast(*slot.tensor);
     } else if (slot.weight->is_packed()) {
       cast(slot.weight->packed.scales);
@@ -212,7 +203,7 @@ Model cast_model(CommandEncoder& encoder, const Model& model, DType dtype) {
   name_type(result.config.json, dtype == DType::kF32   ? "float32"
                                 : dtype == DType::kF16 ? "float16"
                                                        : "bfloat16");
-  result.rope = make_rope(result.config, encoder, dtype);
+  result.ropes = make_ropes(result.config.plan, encoder, dtype);
   return result;
 }
 

@@ -58,10 +58,8 @@ double yarn_gain(double factor, double mscale) {
   return factor <= 1 ? 1 : 0.1 * mscale * std::log(factor) + 1;
 }
 
-}  // namespace
-
-nn::Rope make_rope(const Config& config, CommandEncoder& encoder, DType dtype) {
-  const RopeConfig& from = config.rope;
+nn::Rope make_rope(const RopeConfig& from, std::int64_t head_dim, CommandEncoder& encoder,
+                   DType dtype) {
   nn::Rope rope;
   rope.dims = from.dims;
   rope.base = from.base;
@@ -75,13 +73,28 @@ nn::Rope make_rope(const Config& config, CommandEncoder& encoder, DType dtype) {
   const double gain =
       yarn ? yarn_gain(from.factor, from.mscale) / yarn_gain(from.factor, from.mscale_all_dim) : 1;
   if (gain != 1) {
-    std::vector<float> gains(static_cast<std::size_t>(config.head_dim), 1);
+    std::vector<float> gains(static_cast<std::size_t>(head_dim), 1);
     std::fill_n(gains.begin(), from.dims, static_cast<float>(gain));
-    const Tensor wide = encoder.empty({config.head_dim}, DType::kF32);
+    const Tensor wide = encoder.empty({head_dim}, DType::kF32);
     encoder.upload(gains.data(), gains.size() * sizeof(float), wide);
     rope.gain = ops::cast(encoder, wide, dtype);
   }
   return rope;
+}
+
+}  // namespace
+
+std::vector<nn::Rope> make_ropes(const ModelPlan& plan, CommandEncoder& encoder, DType dtype) {
+  std::vector<nn::Rope> ropes;
+  for (std::size_t r = 0; r < plan.ropes.size(); ++r) {
+    std::int64_t head_dim = plan.ropes[r].dims;  // of a rope that no layer has
+    for (const LayerPlan& layer : plan.layers) {
+      const AttentionPlan* attention = layer.attention();
+      if (attention != nullptr && attention->rope == r) head_dim = attention->head_dim;
+    }
+    ropes.push_back(make_rope(plan.ropes[r], head_dim, encoder, dtype));
+  }
+  return ropes;
 }
 
 }  // namespace mlxtape::models

@@ -1,11 +1,13 @@
-// From what a config says of positions to what attention takes.
+// From what a plan says of positions to what attention takes.
 #pragma once
 
-#include "mlxtape/models/config.h"
+#include <vector>
+
+#include "mlxtape/models/plan.h"
 #include "mlxtape/nn/self_attention.h"
 
 namespace mlxtape::models {
 
-nn::Rope make_rope(const Config& config, CommandEncoder& encoder, DType dtype);
+std::vector<nn::Rope> make_ropes(const ModelPlan& plan, CommandEncoder& encoder, DType dtype);
 
 }  // namespace mlxtape::models

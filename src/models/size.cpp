@@ -3,19 +3,17 @@
 namespace mlxtape::models {
 
 std::int64_t parameter_count(const Config& config) {
-  Weights weights;
   std::int64_t sum = 0;
-  for (const Slot& slot : slots(weights, config)) sum += *element_count(slot.shape);
+  for (const Part& part : parts(config)) sum += *element_count(part.shape);
   return sum;
 }
 
 std::int64_t active_parameter_count(const Config& config) {
-  Weights weights;
   std::int64_t sum = 0;
-  for (const Slot& slot : slots(weights, config)) {
-    const std::int64_t count = *element_count(slot.shape);
-    const bool experts = slot.name.find(".switch_mlp.") != std::string::npos;
-    sum += experts ? count / config.experts * config.chosen : count;
+  for (const Part& part : parts(config)) {
+    const std::int64_t count = *element_count(part.shape);
+    sum += part.experts > 0 ? count / part.experts * config.plan.layer(part.layer).moe()->chosen
+                            : count;
   }
   return sum;
 }

@@ -10,40 +10,29 @@ namespace mlxtape::models {
 
 namespace {
 
-// The sequence's part of a tensor [B, …].
-Tensor of(const Tensor& t, std::int64_t sequence) { return t.slice(0, sequence, sequence + 1); }
-
-nn::DeltaNetState of(const nn::DeltaNetState& state, std::int64_t sequence) {
-  return {of(state.conv, sequence), of(state.rule, sequence)};
-}
-
 void check_tokens(std::span<const std::int32_t> tokens, const Model& model, const char* who) {
   for (const std::int32_t token : tokens) {
-    if (token < 0 || token >= model.config.vocabulary) {
+    if (token < 0 || token >= model.config.plan.vocabulary) {
       throw Error(Errc::kArgument, std::string(who) + ": the token " + std::to_string(token) +
                                        " is not in the model's vocabulary of " +
-                                       std::to_string(model.config.vocabulary));
+                                       std::to_string(model.config.plan.vocabulary));
     }
   }
 }
 
-struct LayerSizes {
-  Shape keys;        // and values; of a layer with attention
-  Shape conv, rule;  // of a delta net
-};
-
-LayerSizes sizes_of(const Config& c, std::int64_t layer, std::int64_t batch,
-                    std::int64_t capacity) {
-  if (c.has_attention(layer)) return {{batch, capacity, c.key_heads, c.head_dim}, {}, {}};
-  const std::int64_t channels =
-      2 * c.linear_key_heads * c.linear_key_dim + c.linear_value_heads * c.linear_value_dim;
-  return {{},
-          {batch, c.linear_kernel - 1, channels},
-          {batch, c.linear_value_heads, c.linear_value_dim, c.linear_key_dim}};
+// A tensor of its own with the same numbers.
+Tensor copy_of(CommandEncoder& encoder, const Tensor& t) {
+  Tensor copy = encoder.empty(t.shape(), t.dtype());
+  encoder.copy(t, copy);
+  return copy;
 }
 
-std::string layer_name(std::size_t layer, const char* what) {
-  return "layers." + std::to_string(layer) + "." + what;
+// Of two caches of one layer.
+void copy_into(CommandEncoder& encoder, const Cache& from, const Cache& to) {
+  std::vector<Tensor> theirs;
+  each_tensor(from, [&](const char*, const Tensor& t) { theirs.push_back(t); });
+  std::size_t at = 0;
+  each_tensor(to, [&](const char*, const Tensor& t) { encoder.copy(theirs[at++], t); });
 }
 
 }  // namespace
@@ -54,51 +43,30 @@ State::State(const Model& model, std::int64_t batch, std::int64_t capacity)
     throw Error(Errc::kArgument, "state: batch and capacity must be at least 1, got " +
                                      std::to_string(batch) + " and " + std::to_string(capacity));
   }
-  const Config& c = model.config;
-  Device& device = model.device();
-  for (std::int64_t l = 0; l < c.layers; ++l) {
-    Layer layer;
-    const LayerSizes sizes = sizes_of(c, l, batch, capacity);
-    if (c.has_attention(l)) {
-      // Zeros: save writes rows that a short sequence has not.
-      layer.keys = device.zeros(sizes.keys, model.dtype());
-      layer.values = device.zeros(sizes.keys, model.dtype());
-    } else {
-      layer.delta.conv = device.zeros(sizes.conv, model.dtype());
-      layer.delta.rule = device.zeros(sizes.rule, DType::kF32);
-    }
-    layers_.push_back(std::move(layer));
+  for (const LayerPlan& layer : model.config.plan.layers) {
+    caches_.push_back(make_cache(layer, batch, capacity, model.dtype(), &model.device()));
   }
 }
 
-std::size_t State::bytes_of(const Config& config, DType dtype, std::int64_t batch,
+std::size_t State::bytes_of(const ModelPlan& plan, DType dtype, std::int64_t batch,
                             std::int64_t capacity) {
   std::size_t sum = 0;
-  for (std::int64_t l = 0; l < config.layers; ++l) {
-    const LayerSizes sizes = sizes_of(config, l, batch, capacity);
-    const auto count = [](const Shape& shape) {
-      return static_cast<std::size_t>(element_count(shape).value_or(0));
-    };
-    sum += config.has_attention(l)
-               ? 2 * count(sizes.keys) * size_of(dtype)
-               : count(sizes.conv) * size_of(dtype) + count(sizes.rule) * size_of(DType::kF32);
+  for (const LayerPlan& layer : plan.layers) {
+    sum += models::bytes_of(make_cache(layer, batch, capacity, dtype, nullptr));
   }
   return sum;
 }
 
 template <class Function>
 void State::each(const Function& function) const {
-  for (std::size_t l = 0; l < layers_.size(); ++l) {
-    const Layer& layer = layers_[l];
-    if (layer.keys.defined()) {
-      function(l, "keys", layer.keys);
-      function(l, "values", layer.values);
-    } else {
-      function(l, "conv", layer.delta.conv);
-      function(l, "rule", layer.delta.rule);
-    }
+  for (std::size_t l = 0; l < caches_.size(); ++l) {
+    each_tensor(caches_[l], [&](const char* what, const Tensor& t) {
+      function("layers." + std::to_string(l) + "." + what, caches_[l], t);
+    });
   }
 }
+
+bool State::forgets() const { return std::all_of(caches_.begin(), caches_.end(), grows); }
 
 std::size_t State::place(std::int64_t sequence) const {
   if (sequence < 0 || sequence >= batch()) {
@@ -113,7 +81,7 @@ std::int64_t State::length(std::int64_t sequence) const { return lengths_[place(
 
 std::size_t State::bytes() const {
   std::size_t sum = 0;
-  each([&](std::size_t, const char*, const Tensor& t) { sum += t.bytes(); });
+  for (const Cache& cache : caches_) sum += models::bytes_of(cache);
   return sum;
 }
 
@@ -125,14 +93,16 @@ void State::grow(CommandEncoder& encoder, std::int64_t capacity) {
   const std::int64_t used = *std::max_element(lengths_.begin(), lengths_.end());
   // Each on its own, so that no more than one layer is there twice. Where there is no room for one, those before it have
   // more than the capacity, which is no harm.
-  for (Layer& layer : layers_) {
-    if (!layer.keys.defined()) continue;
-    for (Tensor* t : {&layer.keys, &layer.values}) {
-      const Tensor more = encoder.zeros({t->dim(0), capacity, t->dim(2), t->dim(3)}, t->dtype());
-      encoder.copy(t->slice(1, 0, used), more.slice(1, 0, used));
-      *t = more;
+  for (Cache& cache : caches_) {
+    if (!grows(cache)) continue;
+    each_tensor(cache, [&](const char*, Tensor& t) {
+      Shape shape = t.shape();
+      shape[1] = capacity;
+      const Tensor more = encoder.zeros(shape, t.dtype());
+      encoder.copy(t.slice(1, 0, used), more.slice(1, 0, used));
+      t = more;
       encoder.commit_and_wait();
-    }
+    });
   }
   capacity_ = capacity;
 }
@@ -143,41 +113,34 @@ void State::trim(CommandEncoder& encoder, std::int64_t sequence, std::int64_t le
     throw Error(Errc::kArgument, "state: can be trimmed to 0 to " + std::to_string(now) +
                                      " tokens, not to " + std::to_string(length));
   }
-  const bool forgets = std::all_of(layers_.begin(), layers_.end(),
-                                   [](const Layer& layer) { return layer.keys.defined(); });
-  if (length != now && length != 0 && !forgets) {
+  if (length != now && length != 0 && !forgets()) {
     throw Error(
         Errc::kArgument,
         "state: a delta net cannot forget single tokens: take a snapshot where you may want "
         "to come back to, and restore it");
   }
   now = length;
-  if (length != 0 || forgets) return;
-  for (const Layer& layer : layers_) {
-    if (layer.keys.defined()) continue;
-    for (const Tensor& t : {of(layer.delta.conv, sequence), of(layer.delta.rule, sequence)}) {
+  if (length != 0) return;
+  for (const Cache& cache : caches_) {
+    if (grows(cache)) continue;
+    each_tensor(part_of(cache, sequence), [&](const char*, const Tensor& t) {
       encoder.copy(encoder.zeros(t.shape(), t.dtype()), t);
-    }
+    });
   }
 }
 
 State State::snapshot(CommandEncoder& encoder) const {
   State copy = *this;
-  for (Layer& layer : copy.layers_) {
-    for (Tensor* t : {&layer.keys, &layer.values, &layer.delta.conv, &layer.delta.rule}) {
-      if (!t->defined()) continue;
-      const Tensor own = encoder.empty_like(*t);
-      encoder.copy(*t, own);
-      *t = own;
-    }
+  for (Cache& cache : copy.caches_) {
+    each_tensor(cache, [&](const char*, Tensor& t) { t = copy_of(encoder, t); });
   }
   return copy;
 }
 
 void State::restore(CommandEncoder& encoder, const State& from) {
   std::vector<Tensor> theirs, ours;
-  from.each([&](std::size_t, const char*, const Tensor& t) { theirs.push_back(t); });
-  each([&](std::size_t, const char*, const Tensor& t) { ours.push_back(t); });
+  from.each([&](const std::string&, const Cache&, const Tensor& t) { theirs.push_back(t); });
+  each([&](const std::string&, const Cache&, const Tensor& t) { ours.push_back(t); });
   const auto alike = [](const Tensor& a, const Tensor& b) {
     return a.shape() == b.shape() && a.dtype() == b.dtype();
   };
@@ -192,36 +155,28 @@ void State::restore(CommandEncoder& encoder, const State& from) {
 
 State::Mark State::mark(CommandEncoder& encoder, std::int64_t sequence) const {
   Mark mark{length(sequence), {}};
-  const auto own = [&](const Tensor& t) {
-    const Tensor copy = encoder.empty(t.shape(), t.dtype());
-    encoder.copy(t, copy);
-    return copy;
-  };
-  for (const Layer& layer : layers_) {
-    if (layer.keys.defined()) continue;
-    const nn::DeltaNetState now = of(layer.delta, sequence);
-    mark.delta.push_back({own(now.conv), own(now.rule)});
+  for (const Cache& cache : caches_) {
+    if (grows(cache)) continue;
+    Cache own = part_of(cache, sequence);
+    each_tensor(own, [&](const char*, Tensor& t) { t = copy_of(encoder, t); });
+    mark.caches.push_back(std::move(own));
   }
   return mark;
 }
 
 void State::rewind(CommandEncoder& encoder, std::int64_t sequence, const Mark& to) {
   std::int64_t& now = lengths_[place(sequence)];
-  const auto nets = static_cast<std::size_t>(std::count_if(
-      layers_.begin(), layers_.end(), [](const Layer& layer) { return !layer.keys.defined(); }));
-  if (to.length < 0 || to.length > now || to.delta.size() != nets) {
+  const auto kept = static_cast<std::size_t>(
+      std::count_if(caches_.begin(), caches_.end(), [](const Cache& c) { return !grows(c); }));
+  if (to.length < 0 || to.length > now || to.caches.size() != kept) {
     throw Error(Errc::kArgument,
-                "state: a mark must be this sequence's own, of " + std::to_string(nets) +
+                "state: a mark must be this sequence's own, of " + std::to_string(kept) +
                     " delta nets and at most " + std::to_string(now) + " tokens, got " +
-                    std::to_string(to.delta.size()) + " and " + std::to_string(to.length));
+                    std::to_string(to.caches.size()) + " and " + std::to_string(to.length));
   }
-  std::size_t net = 0;
-  for (const Layer& layer : layers_) {
-    if (layer.keys.defined()) continue;
-    const nn::DeltaNetState here = of(layer.delta, sequence);
-    encoder.copy(to.delta[net].conv, here.conv);
-    encoder.copy(to.delta[net].rule, here.rule);
-    ++net;
+  std::size_t at = 0;
+  for (const Cache& cache : caches_) {
+    if (!grows(cache)) copy_into(encoder, to.caches[at++], part_of(cache, sequence));
   }
   now = to.length;
 }
@@ -229,9 +184,8 @@ void State::rewind(CommandEncoder& encoder, std::int64_t sequence, const Mark& t
 void State::save(const std::string& path) const {
   const std::int64_t used = *std::max_element(lengths_.begin(), lengths_.end());
   std::vector<formats::NamedTensor> tensors;
-  each([&](std::size_t l, const char* what, const Tensor& t) {
-    const bool grows = layers_[l].keys.defined();
-    tensors.push_back({layer_name(l, what), grows ? t.slice(1, 0, used) : t});
+  each([&](const std::string& name, const Cache& cache, const Tensor& t) {
+    tensors.push_back({name, grows(cache) ? t.slice(1, 0, used) : t});
   });
   std::string lengths;
   for (const std::int64_t length : lengths_) {
@@ -264,42 +218,27 @@ State State::load(const Model& model, const std::string& path, std::int64_t capa
                                std::to_string(capacity));
   }
   State state(model, static_cast<std::int64_t>(lengths.size()), capacity);
-  if (file.names().size() != 2 * state.layers_.size()) {
+  std::size_t count = 0;
+  state.each([&](const std::string&, const Cache&, const Tensor&) { ++count; });
+  if (file.names().size() != count) {
     throw Error(Errc::kIo, path + ": has " + std::to_string(file.names().size()) +
-                               " tensors, this model's states have " +
-                               std::to_string(2 * state.layers_.size()));
+                               " tensors, this model's states have " + std::to_string(count));
   }
   const auto encoder = model.device().make_encoder();
   const std::int64_t used = *most;
-  state.each([&](std::size_t l, const char* what, const Tensor& t) {
-    const Tensor to = state.layers_[l].keys.defined() ? t.slice(1, 0, used) : t;
-    const Tensor from = file.tensor(layer_name(l, what));
+  state.each([&](const std::string& name, const Cache& cache, const Tensor& t) {
+    const Tensor to = grows(cache) ? t.slice(1, 0, used) : t;
+    const Tensor from = file.tensor(name);
     if (!(from.shape() == to.shape()) || from.dtype() != to.dtype()) {
-      throw Error(Errc::kIo, path + ": " + layer_name(l, what) + " must be " +
-                                 to_string(to.shape()) + " " + name_of(to.dtype()) +
-                                 " for this model, got " + to_string(from.shape()) + " " +
-                                 name_of(from.dtype()));
+      throw Error(Errc::kIo, path + ": " + name + " must be " + to_string(to.shape()) + " " +
+                                 name_of(to.dtype()) + " for this model, got " +
+                                 to_string(from.shape()) + " " + name_of(from.dtype()));
     }
-    const Tensor here = encoder->empty(from.shape(), from.dtype());
-    encoder->upload(from.data(), from.bytes(), here);
-    encoder->copy(here, to);
+    encoder->copy(encoder->place(from), to);
   });
   encoder->commit_and_wait();
   state.lengths_ = std::move(lengths);
   return state;
-}
-
-LayerPast State::past(std::size_t layer, std::int64_t sequence) const {
-  const Layer& from = layers_[layer];
-  LayerPast past;
-  const std::int64_t start = lengths_[static_cast<std::size_t>(sequence)];
-  if (from.keys.defined()) {
-    past.attention = {of(from.keys, sequence), of(from.values, sequence), start, {}};
-  } else {
-    past.delta = of(from.delta, sequence);
-    past.delta_is_new = start == 0;
-  }
-  return past;
 }
 
 Tensor prefill(CommandEncoder& encoder, const Model& model, State& state, std::int64_t sequence,
@@ -323,12 +262,12 @@ Tensor prefill(CommandEncoder& encoder, const Model& model, State& state, std::i
     const Tensor ids = encoder.empty({1, n}, DType::kI32);
     encoder.upload(tokens.data() + at, static_cast<std::size_t>(n) * sizeof(std::int32_t), ids);
     Stream stream{{}, nn::embed(tape, model.weights.embedding, ids)};
-    for (std::size_t l = 0; l < state.layers_.size(); ++l) {
-      const LayerPast past = state.past(l, sequence);
+    for (std::size_t l = 0; l < state.caches_.size(); ++l) {
+      const Past past{Past::Mode::kPrefill, part_of(state.caches_[l], sequence), length};
       stream = run_layer(tape, model, static_cast<std::int64_t>(l), stream, &past);
       if (progress) {
         progress(at + n * static_cast<std::int64_t>(l + 1) /
-                          static_cast<std::int64_t>(state.layers_.size()));
+                          static_cast<std::int64_t>(state.caches_.size()));
       }
     }
     length += n;
@@ -340,7 +279,7 @@ Tensor prefill(CommandEncoder& encoder, const Model& model, State& state, std::i
     }
   }
   return ops::cast(encoder, logits(tape, model, last), DType::kF32)
-      .reshape({model.config.vocabulary});
+      .reshape({model.config.plan.vocabulary});
 }
 
 struct Stepper::Impl {
@@ -357,13 +296,12 @@ struct Stepper::Impl {
     const Tensor ids = inputs.slice(0, 0, 1).reshape({batch, 1});
     const Tensor lengths = inputs.slice(0, 1, 2).reshape({batch});
     Stream stream{{}, nn::embed(tape, model.weights.embedding, ids)};
-    for (std::size_t l = 0; l < state.layers_.size(); ++l) {
-      const State::Layer& layer = state.layers_[l];
-      const LayerPast past{{layer.keys, layer.values, 0, lengths}, layer.delta};
+    for (std::size_t l = 0; l < state.caches_.size(); ++l) {
+      const Past past{Past::Mode::kStep, state.caches_[l], 0, lengths};
       stream = run_layer(tape, model, static_cast<std::int64_t>(l), stream, &past);
     }
     const Tensor last = models::logits(tape, model, run_norm(tape, model, stream));
-    logits = ops::cast(encoder, last, DType::kF32).reshape({batch, model.config.vocabulary});
+    logits = ops::cast(encoder, last, DType::kF32).reshape({batch, model.config.plan.vocabulary});
   }
 };
 

@@ -11,84 +11,152 @@ namespace mlxtape::models {
 
 namespace {
 
+// Appends the parts of a model to a list of slots, for weights that may be changed and for such that may not.
+template <class S>
 class Names {
  public:
-  Names(std::vector<Slot>& slots, std::string path) : slots_(slots), path_(std::move(path)) {}
+  Names(std::vector<S>& slots, std::string before) : slots_(slots), before_(std::move(before)) {}
 
-  Names in(const std::string& module) const { return {slots_, path_ + module + "."}; }
-  void tensor(const std::string& name, Tensor& t, const Shape& shape) const {
-    slots_.push_back({path_ + name, &t, nullptr, shape, shape});
+  Names layer(std::int64_t number) const {
+    Names names(slots_, before_ + "layers." + std::to_string(number) + ".");
+    names.layer_ = number;
+    return names;
   }
-  void tensor(const std::string& name, Tensor& t, const Shape& shape, const Shape& in_file) const {
-    slots_.push_back({path_ + name, &t, nullptr, shape, in_file});
+  Names in(const std::string& module) const {
+    Names names = *this;
+    names.path_ += module + ".";
+    return names;
   }
-  void weight(const std::string& module, nn::Weight& w, const Shape& shape) const {
-    slots_.push_back({path_ + module, nullptr, &w, shape, shape});
+
+  template <class T>
+  void tensor(const std::string& name, Role role, T& t, const Shape& shape) const {
+    tensor(name, role, t, shape, shape);
+  }
+  template <class T>
+  void tensor(const std::string& name, Role role, T& t, const Shape& shape,
+              const Shape& in_file) const {
+    add(name, role, shape, in_file).tensor = &t;
+  }
+  template <class W>
+  void weight(const std::string& module, Role role, W& w, const Shape& shape) const {
+    S& slot = add(module, role, shape, shape);
+    slot.weight = &w;
+    slot.is_weight = true;
+    if (shape.rank() == 3) slot.experts = shape[0];
   }
 
  private:
-  std::vector<Slot>& slots_;
-  std::string path_;
+  S& add(const std::string& name, Role role, const Shape& shape, const Shape& in_file) const {
+    S slot;
+    slot.name = before_ + path_ + name;
+    slot.path = layer_ < 0 ? slot.name : path_ + name;
+    slot.role = role;
+    slot.layer = layer_;
+    slot.shape = shape;
+    slot.file_shape = in_file;
+    slots_.push_back(std::move(slot));
+    return slots_.back();
+  }
+
+  std::vector<S>& slots_;
+  std::string before_, path_;
+  std::int64_t layer_ = -1;
 };
 
-void attention_slots(const Names& names, nn::SelfAttentionWeights& w, const Config& c) {
-  const std::int64_t queries = c.heads * c.head_dim, keys = c.key_heads * c.head_dim;
-  const std::int64_t asked = c.family == Config::Family::kQwen3 ? queries : 2 * queries;
-  names.weight("q_proj", w.q, {asked, c.width});
-  names.weight("k_proj", w.k, {keys, c.width});
-  names.weight("v_proj", w.v, {keys, c.width});
-  names.weight("o_proj", w.o, {c.width, queries});
-  if (c.attention_bias) {
-    names.tensor("q_proj.bias", w.q_bias, {asked});
-    names.tensor("k_proj.bias", w.k_bias, {keys});
-    names.tensor("v_proj.bias", w.v_bias, {keys});
-    names.tensor("o_proj.bias", w.o_bias, {c.width});
+template <class S, class W>
+void attention_slots(const Names<S>& names, W& w, const AttentionPlan& plan, std::int64_t width) {
+  const std::int64_t queries = plan.heads * plan.head_dim, keys = plan.key_heads * plan.head_dim;
+  const std::int64_t asked = plan.gated ? 2 * queries : queries;
+  names.weight("q_proj", Role::kProjection, w.q, {asked, width});
+  names.weight("k_proj", Role::kProjection, w.k, {keys, width});
+  names.weight("v_proj", Role::kValue, w.v, {keys, width});
+  names.weight("o_proj", Role::kProjection, w.o, {width, queries});
+  if (plan.bias) {
+    names.tensor("q_proj.bias", Role::kBias, w.q_bias, {asked});
+    names.tensor("k_proj.bias", Role::kBias, w.k_bias, {keys});
+    names.tensor("v_proj.bias", Role::kBias, w.v_bias, {keys});
+    names.tensor("o_proj.bias", Role::kBias, w.o_bias, {width});
   }
-  names.tensor("q_norm.weight", w.q_norm, {c.head_dim});
-  names.tensor("k_norm.weight", w.k_norm, {c.head_dim});
+  if (plan.qk_norm) {
+    names.tensor("q_norm.weight", Role::kNorm, w.q_norm, {plan.head_dim});
+    names.tensor("k_norm.weight", Role::kNorm, w.k_norm, {plan.head_dim});
+  }
 }
 
-void delta_slots(const Names& names, nn::DeltaNetWeights& w, const Config& c) {
-  const std::int64_t keys = c.linear_key_heads * c.linear_key_dim;
-  const std::int64_t values = c.linear_value_heads * c.linear_value_dim;
-  const std::int64_t mixed = 2 * keys + values, heads = c.linear_value_heads;
-  if (c.family == Config::Family::kQwen3Next) {
-    names.weight("in_proj_qkvz", w.qkvz, {mixed + values, c.width});
-    names.weight("in_proj_ba", w.ba, {2 * heads, c.width});
+template <class S, class W>
+void delta_slots(const Names<S>& names, W& w, const DeltaPlan& plan, std::int64_t width) {
+  const std::int64_t values = plan.values(), mixed = plan.channels(), heads = plan.value_heads;
+  const Role projection = Role::kProjection;
+  if (plan.rows == DeltaPlan::Rows::kByHead) {
+    names.weight("in_proj_qkvz", projection, w.qkvz, {mixed + values, width});
+    names.weight("in_proj_ba", projection, w.ba, {2 * heads, width});
   } else {
-    names.weight("in_proj_qkv", w.qkv, {mixed, c.width});
-    names.weight("in_proj_z", w.z, {values, c.width});
-    names.weight("in_proj_b", w.b, {heads, c.width});
-    names.weight("in_proj_a", w.a, {heads, c.width});
+    names.weight("in_proj_qkv", projection, w.qkv, {mixed, width});
+    names.weight("in_proj_z", projection, w.z, {values, width});
+    names.weight("in_proj_b", projection, w.b, {heads, width});
+    names.weight("in_proj_a", projection, w.a, {heads, width});
   }
-  names.tensor("conv1d.weight", w.conv, {mixed, c.linear_kernel}, {mixed, c.linear_kernel, 1});
-  names.tensor("A_log", w.a_log, {heads});
-  names.tensor("dt_bias", w.dt_bias, {heads});
-  names.tensor("norm.weight", w.norm, {c.linear_value_dim});
-  names.weight("out_proj", w.out, {c.width, values});
+  names.tensor("conv1d.weight", Role::kConv, w.conv, {mixed, plan.kernel}, {mixed, plan.kernel, 1});
+  names.tensor("A_log", Role::kDecay, w.a_log, {heads});
+  names.tensor("dt_bias", Role::kStepBias, w.dt_bias, {heads});
+  names.tensor("norm.weight", Role::kGatedNorm, w.norm, {plan.value_dim});
+  names.weight("out_proj", projection, w.out, {width, values});
 }
 
-void swiglu_slots(const Names& names, nn::SwigluWeights& w, std::int64_t width,
-                  std::int64_t inner) {
-  names.weight("gate_proj", w.gate, {inner, width});
-  names.weight("up_proj", w.up, {inner, width});
-  names.weight("down_proj", w.down, {width, inner});
+template <class S, class W>
+void swiglu_slots(const Names<S>& names, W& w, std::int64_t width, std::int64_t inner) {
+  names.weight("gate_proj", Role::kProjection, w.gate, {inner, width});
+  names.weight("up_proj", Role::kProjection, w.up, {inner, width});
+  names.weight("down_proj", Role::kDown, w.down, {width, inner});
 }
 
-void moe_slots(const Names& names, nn::MoeWeights& w, const Config& c) {
-  const std::int64_t e = c.experts, inner = c.expert_width;
-  names.weight("gate", w.router, {e, c.width});
-  const Names experts = names.in("switch_mlp");
-  experts.weight("gate_proj", w.experts.gate, {e, inner, c.width});
-  experts.weight("up_proj", w.experts.up, {e, inner, c.width});
-  experts.weight("down_proj", w.experts.down, {e, c.width, inner});
-  swiglu_slots(names.in("shared_expert"), w.shared, c.width, c.shared_width);
-  names.weight("shared_expert_gate", w.shared_gate, {1, c.width});
+template <class S, class W>
+void moe_slots(const Names<S>& names, W& w, const MoePlan& plan, std::int64_t width) {
+  const std::int64_t e = plan.experts, inner = plan.width;
+  names.weight("gate", Role::kRouter, w.router, {e, width});
+  const Names<S> experts = names.in("switch_mlp");
+  experts.weight("gate_proj", Role::kProjection, w.experts.gate, {e, inner, width});
+  experts.weight("up_proj", Role::kProjection, w.experts.up, {e, inner, width});
+  experts.weight("down_proj", Role::kDown, w.experts.down, {e, width, inner});
+  if (plan.shared_width == 0) return;
+  swiglu_slots(names.in("shared_expert"), w.shared, width, plan.shared_width);
+  names.weight("shared_expert_gate", Role::kSharedGate, w.shared_gate, {1, width});
+}
+
+template <class S, class W>
+std::vector<S> all_slots(W& weights, const Config& config) {
+  const ModelPlan& plan = config.plan;
+  std::vector<S> result;
+  const Names<S> model(result, config.prefix + "model.");
+  model.weight("embed_tokens", Role::kEmbedding, weights.embedding, {plan.vocabulary, plan.width});
+  for (std::int64_t l = 0; l < plan.layer_count(); ++l) {
+    auto& w = weights.layers[static_cast<std::size_t>(l)];
+    const LayerPlan& of = plan.layer(l);
+    const Names<S> layer = model.layer(l);
+    layer.tensor("input_layernorm.weight", Role::kNorm, w.input_norm, {plan.width});
+    if (const AttentionPlan* attention = of.attention()) {
+      attention_slots(layer.in("self_attn"), w.attention, *attention, plan.width);
+    } else {
+      delta_slots(layer.in("linear_attn"), w.delta, *of.delta(), plan.width);
+    }
+    layer.tensor("post_attention_layernorm.weight", Role::kNorm, w.post_norm, {plan.width});
+    if (const MoePlan* moe = of.moe()) {
+      moe_slots(layer.in("mlp"), w.moe, *moe, plan.width);
+    } else {
+      swiglu_slots(layer.in("mlp"), w.mlp, plan.width, of.swiglu()->width);
+    }
+  }
+  model.tensor("norm.weight", Role::kNorm, weights.norm, {plan.width});
+  if (!plan.tied) {
+    Names<S>(result, config.prefix)
+        .weight("lm_head", Role::kHead, weights.head, {plan.vocabulary, plan.width});
+  }
+  return result;
 }
 
 // Called with every tensor that there is and its name in a file.
-template <class Function>
-void visit(const Slot& slot, const Function& function) {
+template <class S, class Function>
+void visit(const S& slot, const Function& function) {
   if (slot.tensor != nullptr) {
     function(slot.name, *slot.tensor);
   } else if (!slot.weight->is_packed()) {
@@ -102,38 +170,31 @@ void visit(const Slot& slot, const Function& function) {
 
 }  // namespace
 
-std::vector<Slot> slots(Weights& weights, const Config& c) {
-  std::vector<Slot> result;
-  const Names model(result, c.prefix + "model.");
-  weights.layers.resize(static_cast<std::size_t>(c.layers));
-  model.weight("embed_tokens", weights.embedding, {c.vocabulary, c.width});
-  for (std::int64_t l = 0; l < c.layers; ++l) {
-    LayerWeights& w = weights.layers[static_cast<std::size_t>(l)];
-    const Names layer = model.in("layers." + std::to_string(l));
-    layer.tensor("input_layernorm.weight", w.input_norm, {c.width});
-    if (c.has_attention(l)) {
-      attention_slots(layer.in("self_attn"), w.attention, c);
-    } else {
-      delta_slots(layer.in("linear_attn"), w.delta, c);
-    }
-    layer.tensor("post_attention_layernorm.weight", w.post_norm, {c.width});
-    if (c.has_experts(l)) {
-      moe_slots(layer.in("mlp"), w.moe, c);
-    } else {
-      swiglu_slots(layer.in("mlp"), w.mlp, c.width, c.intermediate);
-    }
+std::vector<Slot> slots(Weights& weights, const Config& config) {
+  weights.layers.resize(config.plan.layers.size());
+  return all_slots<Slot>(weights, config);
+}
+
+std::vector<ConstSlot> slots(const Weights& weights, const Config& config) {
+  if (weights.layers.size() != config.plan.layers.size()) {
+    throw Error(Errc::kArgument, "model: weights must have the plan's " +
+                                     std::to_string(config.plan.layers.size()) + " layers, got " +
+                                     std::to_string(weights.layers.size()));
   }
-  model.tensor("norm.weight", weights.norm, {c.width});
-  if (!c.tied) Names(result, c.prefix).weight("lm_head", weights.head, {c.vocabulary, c.width});
-  return result;
+  return all_slots<ConstSlot>(weights, config);
+}
+
+std::vector<Part> parts(const Config& config) {
+  Weights none;
+  const std::vector<Slot> all = slots(none, config);
+  return {all.begin(), all.end()};
 }
 
 std::vector<Parameter> parameters(const Model& model) {
   std::vector<Parameter> result;
-  Weights copy = model.weights;
-  for (const Slot& slot : slots(copy, model.config)) {
+  for (const ConstSlot& slot : slots(model)) {
     visit(slot, [&](const std::string& name, const Tensor& t) {
-      result.push_back({name, t, slot.tensor != nullptr ? slot.file_shape : t.shape()});
+      result.push_back({name, t, slot.is_weight ? t.shape() : slot.file_shape});
     });
   }
   return result;
@@ -149,38 +210,64 @@ Model watch(Tape& tape, const Model& model, const std::function<bool(const std::
   return watched;
 }
 
-Model random_model(const Config& config, CommandEncoder& encoder, DType dtype, std::uint64_t seed) {
-  Model model;
-  model.config = config;
-  ops::KeySequence keys(encoder, seed);
-  for (const Slot& slot : slots(model.weights, config)) {
-    const auto normal = [&](double deviation) {
-      return ops::random_normal(encoder, keys.next(encoder), slot.shape, dtype, 0, deviation);
-    };
-    if (slot.weight != nullptr) {
-      // As the config says; by what they sum over where that is less.
-      const double by_width = 1 / std::sqrt(static_cast<double>(slot.shape.back()));
-      *slot.weight = normal(std::min(config.initial_deviation, by_width));
-    } else if (slot.name.ends_with("norm.weight")) {
-      *slot.tensor = encoder.full(slot.shape, dtype, 1);
-    } else if (slot.name.ends_with("dt_bias")) {
-      // softplus of it about 0.001 to 0.1: with A_log's, memories of a token to a thousand. What is forgotten at once
-      // has no gradient that could teach to keep it.
-      *slot.tensor = ops::cast(encoder,
-                               ops::random_uniform(encoder, keys.next(encoder), slot.shape,
-                                                   DType::kF32, std::log(0.001), std::log(0.1)),
-                               dtype);
-    } else if (slot.name.ends_with("A_log")) {
-      // log of 1 to 16.
-      *slot.tensor = ops::log(encoder, ops::random_uniform(encoder, keys.next(encoder), slot.shape,
-                                                           DType::kF32, 1, 16));
-    } else if (slot.name.ends_with(".bias")) {
-      *slot.tensor = encoder.full(slot.shape, dtype, 0);
-    } else {
-      *slot.tensor = normal(1 / std::sqrt(static_cast<double>(slot.shape.back())));
+namespace {
+
+// As training from scratch begins with.
+class Random {
+ public:
+  Random(CommandEncoder& encoder, DType dtype, double deviation, std::uint64_t seed)
+      : encoder_(encoder), dtype_(dtype), deviation_(deviation), keys_(encoder, seed) {}
+
+  Tensor weight(const Slot& slot) {
+    // As the config says; by what they sum over where that is less.
+    return normal(slot, std::min(deviation_, by_width(slot)));
+  }
+  Tensor tensor(const Slot& slot) {
+    switch (slot.role) {
+      case Role::kNorm:
+      case Role::kGatedNorm: return encoder_.full(slot.shape, dtype_, 1);
+      case Role::kBias: return encoder_.full(slot.shape, dtype_, 0);
+      // softplus of it about 0.001 to 0.1: with A_log's, memories of a token to a thousand. What is forgotten at once has
+      // no gradient that could teach to keep it.
+      case Role::kStepBias:
+        return ops::cast(encoder_, uniform(slot, std::log(0.001), std::log(0.1)), dtype_);
+      case Role::kDecay: return ops::log(encoder_, uniform(slot, 1, 16));
+      default: return normal(slot, by_width(slot));
     }
   }
-  model.rope = make_rope(config, encoder, dtype);
+
+ private:
+  static double by_width(const Slot& slot) {
+    return 1 / std::sqrt(static_cast<double>(slot.shape.back()));
+  }
+  Tensor normal(const Slot& slot, double deviation) {
+    return ops::random_normal(encoder_, keys_.next(encoder_), slot.shape, dtype_, 0, deviation);
+  }
+  Tensor uniform(const Slot& slot, double low, double high) {
+    return ops::random_uniform(encoder_, keys_.next(encoder_), slot.shape, DType::kF32, low, high);
+  }
+
+  CommandEncoder& encoder_;
+  DType dtype_;
+  double deviation_;
+  ops::KeySequence keys_;
+};
+
+}  // namespace
+
+Model random_model(const Config& config, CommandEncoder& encoder, DType dtype, std::uint64_t seed) {
+  require(plan_check(config.plan));
+  Model model;
+  model.config = config;
+  Random random(encoder, dtype, config.plan.initial_deviation, seed);
+  for (const Slot& slot : slots(model.weights, config)) {
+    if (slot.is_weight) {
+      *slot.weight = random.weight(slot);
+    } else {
+      *slot.tensor = random.tensor(slot);
+    }
+  }
+  model.ropes = make_ropes(config.plan, encoder, dtype);
   return model;
 }
 

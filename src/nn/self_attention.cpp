@@ -14,8 +14,8 @@ namespace {
 
 constexpr const char* kBlock = "self_attention";
 
-// [B, L, heads, D], its positions turned; rope counts them along the axis before the channels.
-Tensor turned(Tape& tape, const Tensor& x, const Rope& rope, const SelfAttentionCache* cache) {
+// [B, L, heads, D], rotated by its positions; rope counts them along the axis before the channels.
+Tensor rotated(Tape& tape, const Tensor& x, const Rope& rope, const SelfAttentionCache* cache) {
   if (rope.dims == 0) return x;  // to the op 0 means all of them
   ops::RopeOptions options;
   options.dims = rope.dims;
@@ -33,9 +33,11 @@ Tensor turned(Tape& tape, const Tensor& x, const Rope& rope, const SelfAttention
 
 // The new tokens' among all that the cache has then.
 Tensor attend(Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v,
-              const SelfAttentionCache* cache) {
+              const SelfAttentionShape& shape, const SelfAttentionCache* cache) {
   ops::AttentionOptions options;
   options.causal = true;
+  options.scale = shape.scale;
+  options.window = shape.window;
   if (cache == nullptr) return ops::attention(tape, q, k, v, options);
   if (tape.wants({q, k, v})) {
     throw Error(Errc::kNoGradient,
@@ -44,7 +46,8 @@ Tensor attend(Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v,
   }
   CommandEncoder& encoder = tape.encoder();
   if (cache->lengths.defined()) {
-    return ops::attention_step(encoder, q, k, v, {cache->keys, cache->values, cache->lengths});
+    return ops::attention_step(encoder, q, k, v, {cache->keys, cache->values, cache->lengths},
+                               {shape.scale, shape.window});
   }
   const std::int64_t end = cache->start + k.dim(1);
   encoder.copy(k, cache->keys.slice(1, cache->start, end));
@@ -78,6 +81,13 @@ Check check_cache(const Tensor& x, const SelfAttentionShape& s, const SelfAttent
                                       " after " + std::to_string(cache.start));
   }
   return std::nullopt;
+}
+
+Check check_norms(const Tensor& x, const SelfAttentionWeights& w, std::int64_t head_dim) {
+  if (!w.q_norm.defined()) return expect_absent(kBlock, {{"k_norm", w.k_norm}}, "without q_norm");
+  return expect_weights(kBlock, x,
+                        {{"q_norm", w.q_norm, {head_dim}, w.q_norm.dtype()},
+                         {"k_norm", w.k_norm, {head_dim}, w.k_norm.dtype()}});
 }
 
 Check check_biases(const Tensor& x, const SelfAttentionWeights& w) {
@@ -114,10 +124,13 @@ Check self_attention_check(const Tensor& x, const SelfAttentionWeights& w,
                                          {{"q", w.q, {(s.gated ? 2 : 1) * queries, width}},
                                           {"k", w.k, {keys, width}},
                                           {"v", w.v, {keys, width}},
-                                          {"o", w.o, {width, queries}},
-                                          {"q_norm", w.q_norm, {s.head_dim}, w.q_norm.dtype()},
-                                          {"k_norm", w.k_norm, {s.head_dim}, w.k_norm.dtype()}})) {
+                                          {"o", w.o, {width, queries}}})) {
     return check;
+  }
+  if (const Check check = check_norms(x, w, s.head_dim)) return check;
+  if (s.window < 0) {
+    return Error(Errc::kArgument,
+                 "self_attention: window must be at least 0, got " + std::to_string(s.window));
   }
   if (const Check check = check_biases(x, w)) return check;
   if (s.rope.gain.defined()) {
@@ -142,12 +155,14 @@ Tensor self_attention(Tape& tape, const Tensor& x, const SelfAttentionWeights& w
     q = query_and_gate[0];
     gate = query_and_gate[1];
   }
-  q = ops::rms_norm(tape, q, w.q_norm, shape.eps);
-  const Tensor k =
-      ops::rms_norm(tape, project(w.k, w.k_bias, shape.key_heads), w.k_norm, shape.eps);
+  Tensor k = project(w.k, w.k_bias, shape.key_heads);
+  if (w.q_norm.defined()) {
+    q = ops::rms_norm(tape, q, w.q_norm, shape.eps);
+    k = ops::rms_norm(tape, k, w.k_norm, shape.eps);
+  }
   const Tensor v = project(w.v, w.v_bias, shape.key_heads);
-  Tensor seen = attend(tape, turned(tape, q, shape.rope, cache), turned(tape, k, shape.rope, cache),
-                       v, cache);
+  Tensor seen = attend(tape, rotated(tape, q, shape.rope, cache),
+                       rotated(tape, k, shape.rope, cache), v, shape, cache);
   if (shape.gated) seen = ops::multiply(tape, seen, ops::sigmoid(tape, gate));
   return linear(tape, ops::reshape(tape, seen, {batch, tokens, shape.heads * dim}), w.o, w.o_bias);
 }

@@ -167,11 +167,11 @@ TEST_P(DynamicQuant, ChoosesWhatFits) {
     }
     EXPECT_LT(most, least);
     if (target < 100) {
-      const auto with_next = [&](const std::string& path, const Shape& shape) {
+      const auto with_next = [&](const models::Part& part) {
         for (const auto& [name, value] : values) {
-          if (name == path && value == most) return how.high;
+          if (name == part.name && value == most) return how.high;
         }
-        return p.rule(path, shape);
+        return p.rule(part);
       };
       EXPECT_GT(jobs::bits_per_weight(model, with_next), target);
     } else {

@@ -63,7 +63,7 @@ class Evaluate : public OnDevice {
   Numbers direct(const models::Model& model, const models::Model& reference,
                  const std::vector<Batch>& batches) {
     Numbers all;
-    const std::int64_t classes = model.config.vocabulary;
+    const std::int64_t classes = model.config.plan.vocabulary;
     for (const Batch& batch : batches) {
       const std::vector<double> z = logits(model, batch), y = logits(reference, batch);
       for (const double v : z) all.largest = std::max(all.largest, std::abs(v));

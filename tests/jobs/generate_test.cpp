@@ -151,7 +151,7 @@ TEST_P(Generate, TellsHowMuchIsRead) {
 }
 
 TEST_P(Generate, TellsOnceOfTextsBeyondThePositions) {
-  const std::int64_t positions = small_model(encoder(), "qwen3_next").config.max_positions;
+  const std::int64_t positions = small_model(encoder(), "qwen3_next").config.plan.max_positions;
   const auto told = [&](std::int64_t prompt, std::int64_t more) {
     GenerateOptions options;
     options.max_tokens = more;

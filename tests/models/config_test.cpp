@@ -22,20 +22,22 @@ Json flat(const char* type) {
 
 TEST(ModelConfig, Qwen3Next) {
   const Config c = Config::parse(flat("qwen3_next"), "config.json");
-  EXPECT_EQ(c.family, Config::Family::kQwen3Next);
   EXPECT_EQ(c.prefix, "");
-  EXPECT_EQ(c.width, 64);
-  EXPECT_EQ(c.vocabulary, 128);
-  EXPECT_EQ(c.eps, 1e-5F);
-  EXPECT_EQ(c.rope.dims, 4);
-  EXPECT_EQ(c.rope.base, 5000);
-  EXPECT_EQ(c.linear_value_dim, 12);
-  EXPECT_TRUE(c.tied && c.attention_bias && c.renormalise);
+  EXPECT_EQ(c.plan.width, 64);
+  EXPECT_EQ(c.plan.vocabulary, 128);
+  EXPECT_EQ(c.plan.eps, 1e-5F);
+  EXPECT_EQ(c.plan.ropes[0].dims, 4);
+  EXPECT_EQ(c.plan.ropes[0].base, 5000);
+  EXPECT_EQ(c.plan.layer(0).delta()->value_dim, 12);
+  EXPECT_EQ(c.plan.layer(0).delta()->rows, models::DeltaPlan::Rows::kByHead);
+  const models::AttentionPlan& mixer = *c.plan.layer(3).attention();
+  EXPECT_TRUE(c.plan.tied && mixer.bias && mixer.gated && mixer.qk_norm);
+  EXPECT_TRUE(c.plan.moe()->renormalise);
   const bool attention[] = {false, false, false, true, false, false, false, true};
   const bool experts[] = {false, true, false, false, false, true, false, true};
   for (std::int64_t l = 0; l < 8; ++l) {
-    EXPECT_EQ(c.has_attention(l), attention[l]) << l;
-    EXPECT_EQ(c.has_experts(l), experts[l]) << l;
+    EXPECT_EQ(c.plan.layer(l).attention() != nullptr, attention[l]) << l;
+    EXPECT_EQ(c.plan.layer(l).moe() != nullptr, experts[l]) << l;
   }
 }
 
@@ -53,37 +55,38 @@ TEST(ModelConfig, Qwen35FlatAndNested) {
   const Config inner = Config::parse(nested, "config.json");
   for (const Config& c : {flat_one, inner}) {
     EXPECT_EQ(c.prefix, "language_model.");
-    EXPECT_EQ(c.rope.base, 7000);
-    EXPECT_EQ(c.rope.dims, 8);
-    EXPECT_EQ(c.experts, 8);
-    EXPECT_TRUE(c.has_experts(0) && c.has_experts(3));  // in every layer, whatever the others say
+    EXPECT_EQ(c.plan.ropes[0].base, 7000);
+    EXPECT_EQ(c.plan.ropes[0].dims, 8);
+    EXPECT_EQ(c.plan.moe()->experts, 8);
+    // In every layer, whatever the others say.
+    EXPECT_TRUE(c.plan.layer(0).moe() != nullptr && c.plan.layer(3).moe() != nullptr);
   }
   text.erase("num_experts");
   text.erase("head_dim");
   text.erase("rope_parameters");
   const Config dense = Config::parse(text, "config.json");
-  EXPECT_FALSE(dense.has_experts(1));
-  EXPECT_EQ(dense.head_dim, 16);
-  EXPECT_EQ(dense.rope.base, 100000);
+  EXPECT_EQ(dense.plan.moe(), nullptr);
+  EXPECT_EQ(dense.plan.layer(3).attention()->head_dim, 16);
+  EXPECT_EQ(dense.plan.ropes[0].base, 100000);
 }
 
 TEST(ModelConfig, Qwen3AndRopes) {
   Json json = flat("qwen3");
   Config c = Config::parse(json, "config.json");
-  EXPECT_TRUE(c.has_attention(0) && c.has_attention(5));
-  EXPECT_FALSE(c.has_experts(1));
-  EXPECT_EQ(c.rope.dims, 16);
+  EXPECT_TRUE(c.plan.layer(0).attention() != nullptr && c.plan.layer(5).attention() != nullptr);
+  EXPECT_EQ(c.plan.layer(1).moe(), nullptr);
+  EXPECT_EQ(c.plan.ropes[0].dims, 16);
   json.set("rope_scaling", Json::parse(R"({"type": "linear", "factor": 4})", "rope"));
-  EXPECT_EQ(Config::parse(json, "config.json").rope.scale, 0.25);
+  EXPECT_EQ(Config::parse(json, "config.json").plan.ropes[0].scale, 0.25);
   json.set("rope_scaling", Json::parse(R"({"rope_type": "yarn", "factor": 4})", "rope"));
   c = Config::parse(json, "config.json");
-  EXPECT_EQ(c.rope.kind, models::RopeConfig::Kind::kYarn);
-  EXPECT_EQ(c.rope.original_positions, 4096);
+  EXPECT_EQ(c.plan.ropes[0].kind, models::RopeConfig::Kind::kYarn);
+  EXPECT_EQ(c.plan.ropes[0].original_positions, 4096);
   json.erase("rope_theta");
   json.erase("rope_scaling");
   json.set("rope_parameters",
            Json::parse(R"({"rope_type": "default", "rope_theta": 9000})", "rope"));
-  EXPECT_EQ(Config::parse(json, "config.json").rope.base, 9000);
+  EXPECT_EQ(Config::parse(json, "config.json").plan.ropes[0].base, 9000);
 }
 
 TEST(ModelConfig, Packing) {
@@ -145,6 +148,58 @@ TEST(ModelConfig, SaysWhatIsWrong) {
   for (const char* key : {"model_type", "hidden_size", "vocab_size", "num_experts", "rope_theta"}) {
     refused(std::string("\"") + key + "\" is missing", [&](Json& json) { json.erase(key); });
   }
+}
+
+// A plan made by hand, with what no file says.
+TEST(ModelPlan, SaysWhatIsWrong) {
+  models::ModelPlan good;
+  good.vocabulary = 64;
+  good.width = 32;
+  good.max_positions = 128;
+  good.ropes = {{}};
+  good.ropes[0].dims = 8;
+  models::AttentionPlan attention;
+  attention.heads = 4;
+  attention.key_heads = 2;
+  attention.head_dim = 8;
+  const models::DeltaPlan delta{2, 4, 8, 8, 4, models::DeltaPlan::Rows::kByKind};
+  good.layers = {{attention, models::SwigluPlan{48}}, {delta, models::MoePlan{8, 2, 16, 0, true}}};
+  EXPECT_FALSE(models::plan_check(good));
+  const auto refused = [&](const std::string& says, const auto& change) {
+    models::ModelPlan plan = good;
+    change(plan);
+    const Check check = models::plan_check(plan);
+    ASSERT_TRUE(check) << says;
+    EXPECT_EQ(check->code(), Errc::kArgument);
+    EXPECT_NE(std::string(check->what()).find(says), std::string::npos) << check->what();
+  };
+  const auto mixer = [](models::ModelPlan& p) -> models::AttentionPlan& {
+    return std::get<models::AttentionPlan>(p.layers[0].mixer);
+  };
+  const auto net = [](models::ModelPlan& p) -> models::DeltaPlan& {
+    return std::get<models::DeltaPlan>(p.layers[1].mixer);
+  };
+  const auto moe = [](models::ModelPlan& p) -> models::MoePlan& {
+    return std::get<models::MoePlan>(p.layers[1].network);
+  };
+  using models::ModelPlan;
+  refused("vocabulary must be at least 1, got 0", [](ModelPlan& p) { p.vocabulary = 0; });
+  refused("width must be at least 1, got -1", [](ModelPlan& p) { p.width = -1; });
+  refused("max_positions must be at least 1", [](ModelPlan& p) { p.max_positions = 0; });
+  refused("layers must be at least 1", [](ModelPlan& p) { p.layers.clear(); });
+  refused("heads must be a multiple of key_heads 3", [&](ModelPlan& p) { mixer(p).key_heads = 3; });
+  refused("head_dim must be from 1 to 256", [&](ModelPlan& p) { mixer(p).head_dim = 257; });
+  refused("window must be at least 0", [&](ModelPlan& p) { mixer(p).window = -1; });
+  refused("rope must be one of the plan's 1, got 1", [&](ModelPlan& p) { mixer(p).rope = 1; });
+  refused("a rope's dims must be even", [](ModelPlan& p) { p.ropes[0].dims = 10; });
+  refused("value_heads must be a multiple", [&](ModelPlan& p) { net(p).value_heads = 3; });
+  refused("key_dim and value_dim", [&](ModelPlan& p) { net(p).value_dim = 0; });
+  refused("kernel must be from 1 to 16", [&](ModelPlan& p) { net(p).kernel = 17; });
+  refused("experts must be from 1 to 1024", [&](ModelPlan& p) { moe(p).experts = 0; });
+  refused("at most experts 8, got 9", [&](ModelPlan& p) { moe(p).chosen = 9; });
+  refused("width of an expert", [&](ModelPlan& p) { moe(p).width = 0; });
+  refused("shared_width", [&](ModelPlan& p) { moe(p).shared_width = -1; });
+  refused("width of a network", [](ModelPlan& p) { p.layers[0].network = models::SwigluPlan{0}; });
 }
 
 }  // namespace

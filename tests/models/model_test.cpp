@@ -96,16 +96,16 @@ TEST_P(Models, TellsWhereTokensWent) {
     return all;
   };
   const auto first = routes({3}), both = routes({3, 7});
-  ASSERT_EQ(std::ssize(both), model.config.layers);
+  ASSERT_EQ(std::ssize(both), model.config.plan.layer_count());
   for (std::size_t l = 0; l < both.size(); ++l) {
-    ASSERT_EQ(std::ssize(both[l]), model.config.experts);
+    ASSERT_EQ(std::ssize(both[l]), model.config.plan.moe()->experts);
     std::int64_t sent = 0;
     for (std::size_t e = 0; e < both[l].size(); ++e) {
       sent += both[l][e];
       EXPECT_LE(first[l][e], both[l][e]);
       EXPECT_LE(both[l][e] - first[l][e], 1U);
     }
-    EXPECT_EQ(sent, 2 * model.config.chosen);
+    EXPECT_EQ(sent, 2 * model.config.plan.moe()->chosen);
   }
   models::HiddenOptions both_ways;
   both_ways.checkpoint = true;

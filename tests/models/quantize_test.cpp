@@ -11,35 +11,56 @@ namespace {
 using formats::Json;
 using models::Packing;
 
+// A weight as a model has it, with the role that its name stands for.
+models::Part part(const std::string& path, const Shape& shape) {
+  using models::Role;
+  models::Part part;
+  part.name = path;
+  part.shape = shape;
+  part.is_weight = true;
+  const std::size_t layers = path.find("layers.");
+  if (layers != std::string::npos) part.layer = std::stoll(path.substr(layers + 7));
+  const std::pair<const char*, Role> roles[] = {{"v_proj", Role::kValue},
+                                                {"down_proj", Role::kDown},
+                                                {"shared_expert_gate", Role::kSharedGate},
+                                                {"mlp.gate", Role::kRouter},
+                                                {"lm_head", Role::kHead},
+                                                {"embed_tokens", Role::kEmbedding}};
+  for (const auto& [end, role] : roles) {
+    if (path.ends_with(end)) part.role = role;
+  }
+  return part;
+}
+
 // The choices of mlx-lm itself (make_recipes_golden.py).
 TEST(ModelPacking, RecipesAsMlxLm) {
   const Json golden =
       Json::parse(read_whole(MLXTAPE_GOLDEN_RECIPES, "test"), MLXTAPE_GOLDEN_RECIPES);
   const Shape shape{8, 64};
-  models::Config config;
+  models::ModelPlan plan;
   for (const auto& [count, matters] : golden.find("layers that matter")->object()) {
-    config.layers = std::stoll(count);
-    const auto rule = models::mixed_packing("mixed_3_6", 64, config);
-    for (std::int64_t l = 0; l < config.layers; ++l) {
+    plan.layers.resize(std::stoull(count));
+    const auto rule = models::mixed_packing("mixed_3_6", 64, plan);
+    for (std::int64_t l = 0; l < plan.layer_count(); ++l) {
       const int want = matters.string()[static_cast<std::size_t>(l)] == '1' ? 6 : 3;
       for (const char* prefix : {"model.layers.", "language_model.model.layers."}) {
-        EXPECT_EQ(rule(prefix + std::to_string(l) + ".mlp.down_proj", shape).bits, want)
+        EXPECT_EQ(rule(part(prefix + std::to_string(l) + ".mlp.down_proj", shape)).bits, want)
             << l << " of " << count;
       }
     }
   }
-  config.layers = 8;
+  plan.layers.resize(8);
   std::vector<std::string> names;
   for (const auto& [name, paths] : golden.find("bits of 8 layers")->object()) {
     names.push_back(name);
-    const auto rule = models::mixed_packing(name, 32, config);
+    const auto rule = models::mixed_packing(name, 32, plan);
     for (const auto& [path, bits] : paths.object()) {
-      EXPECT_EQ(rule(path, shape).bits, bits.integer()) << name << " " << path;
-      EXPECT_EQ(rule(path, shape).group_size, 32);
+      EXPECT_EQ(rule(part(path, shape)).bits, bits.integer()) << name << " " << path;
+      EXPECT_EQ(rule(part(path, shape)).group_size, 32);
     }
-    EXPECT_EQ(rule("model.layers.0.mlp.gate", shape).bits, 8);  // not as mlx-lm
-    EXPECT_EQ(rule("model.layers.0.mlp.shared_expert_gate", shape).bits, 8);
-    EXPECT_EQ(rule("model.layers.0.self_attn.k_proj", {8, 48}).bits, 0);
+    EXPECT_EQ(rule(part("model.layers.0.mlp.gate", shape)).bits, 8);  // not as mlx-lm
+    EXPECT_EQ(rule(part("model.layers.0.mlp.shared_expert_gate", shape)).bits, 8);
+    EXPECT_EQ(rule(part("model.layers.0.self_attn.k_proj", {8, 48})).bits, 0);
   }
   EXPECT_EQ(names, models::mixed_recipes());
 }
@@ -59,12 +80,12 @@ TEST(ModelPacking, Patterns) {
   const auto rule = models::packing_with(
       models::usual_packing({4, 64}), {{"*_proj", {3, 32}}, {"*.v_proj", {}}, {"*gate", {2, 64}}});
   const Shape shape{8, 64};
-  EXPECT_EQ(rule("lm_head", shape).bits, 4);
-  EXPECT_EQ(rule("x.k_proj", shape).bits, 3);
-  EXPECT_EQ(rule("x.k_proj", shape).group_size, 32);
-  EXPECT_EQ(rule("x.v_proj", shape).bits, 0);    // the last that fits
-  EXPECT_EQ(rule("x.mlp.gate", shape).bits, 2);  // who asks gets it, routers too
-  EXPECT_EQ(rule("lm_head", {8, 96}).bits, 0);
+  EXPECT_EQ(rule(part("lm_head", shape)).bits, 4);
+  EXPECT_EQ(rule(part("x.k_proj", shape)).bits, 3);
+  EXPECT_EQ(rule(part("x.k_proj", shape)).group_size, 32);
+  EXPECT_EQ(rule(part("x.v_proj", shape)).bits, 0);    // the last that fits
+  EXPECT_EQ(rule(part("x.mlp.gate", shape)).bits, 2);  // who asks gets it, routers too
+  EXPECT_EQ(rule(part("lm_head", {8, 96})).bits, 0);
 }
 
 TEST(ModelPacking, SaysWhatIsWrong) {
@@ -79,7 +100,7 @@ TEST(ModelPacking, SaysWhatIsWrong) {
                [] { models::packing_with(models::usual_packing({4, 64}), {{"*", {9, 64}}}); });
   const auto rule = models::packing_with(models::usual_packing({4, 64}), {{"*.x", {4, 64}}});
   expect_error(Errc::kArgument, "a.x has rows of 96 numbers, which groups of 64 do not divide",
-               [&] { rule("a.x", {8, 96}); });
+               [&] { rule(part("a.x", {8, 96})); });
 }
 
 class ModelQuantize : public OnDevice {

@@ -17,18 +17,20 @@ TEST(ModelSize, Counts) {
   const std::int64_t all = models::parameter_count(c);
   const std::int64_t active = models::active_parameter_count(c);
   std::int64_t layers = 0;
-  for (std::int64_t l = 0; l < c.layers; ++l) layers += c.has_experts(l) ? 1 : 0;
+  for (const models::LayerPlan& layer : c.plan.layers) layers += layer.moe() != nullptr ? 1 : 0;
   ASSERT_GT(layers, 0);
-  const std::int64_t expert = 3 * c.width * c.expert_width;
-  EXPECT_EQ(all - active, layers * (c.experts - c.chosen) * expert);
+  const models::MoePlan& moe = *c.plan.moe();
+  EXPECT_EQ(all - active, layers * (moe.experts - moe.chosen) * 3 * c.plan.width * moe.width);
   c = models::Config::parse(small_config("qwen3"), "c");
   EXPECT_EQ(models::active_parameter_count(c), models::parameter_count(c));
-  const std::int64_t queries = c.heads * c.head_dim, keys = c.key_heads * c.head_dim;
-  std::int64_t of_layer =
-      2 * c.width + 2 * c.head_dim + 2 * c.width * (queries + keys) + 3 * c.width * c.intermediate;
-  if (c.attention_bias) of_layer += queries + 2 * keys + c.width;
-  EXPECT_EQ(models::parameter_count(c),
-            (c.tied ? 1 : 2) * c.vocabulary * c.width + c.width + c.layers * of_layer);
+  const models::ModelPlan& plan = c.plan;
+  const models::AttentionPlan& a = *plan.layer(0).attention();
+  const std::int64_t queries = a.heads * a.head_dim, keys = a.key_heads * a.head_dim;
+  std::int64_t of_layer = 2 * plan.width + 2 * a.head_dim + 2 * plan.width * (queries + keys) +
+                          3 * plan.width * plan.layer(0).swiglu()->width;
+  if (a.bias) of_layer += queries + 2 * keys + plan.width;
+  EXPECT_EQ(models::parameter_count(c), (plan.tied ? 1 : 2) * plan.vocabulary * plan.width +
+                                            plan.width + plan.layer_count() * of_layer);
 }
 
 class ModelSizes : public OnDevice {};

@@ -102,7 +102,7 @@ TEST_P(ModelState, Grows) {
     }
     EXPECT_EQ(state.capacity(), 20);
     EXPECT_EQ(state.length(0), 20);
-    EXPECT_EQ(state.bytes(), State::bytes_of(model.config, model.dtype(), 2, 20));
+    EXPECT_EQ(state.bytes(), State::bytes_of(model.config.plan, model.dtype(), 2, 20));
     expect_error(Errc::kArgument, "can grow to 20 tokens or more, not to 19",
                  [&] { state.grow(encoder(), 19); });
   }
@@ -164,7 +164,7 @@ TEST_P(ModelState, SnapshotsAndFiles) {
     expect_error(Errc::kShape, "snapshot of the same model",
                  [&] { other.restore(encoder(), then); });
     models::Config fewer = model.config;
-    fewer.layers = 2;
+    fewer.plan.layers.resize(2);
     const models::Model shallow = models::random_model(fewer, encoder(), DType::kF32, 1);
     expect_error(Errc::kIo, "has 8 tensors, this model's states have 4",
                  [&] { State::load(shallow, path, 30); });
@@ -198,7 +198,7 @@ TEST_P(ModelState, Marks) {
     const models::Model model = small_model(encoder(), type);
     const std::vector<std::int32_t> first = some_tokens(7, 5), second = some_tokens(4, 6);
     State state(model, 2, 24);
-    EXPECT_EQ(state.bytes(), State::bytes_of(model.config, model.dtype(), 2, 24));
+    EXPECT_EQ(state.bytes(), State::bytes_of(model.config.plan, model.dtype(), 2, 24));
     models::prefill(encoder(), model, state, 0, first);
     models::prefill(encoder(), model, state, 1, second);
     const State::Mark mark = state.mark(encoder(), 1);
@@ -212,7 +212,7 @@ TEST_P(ModelState, Marks) {
     state.trim(encoder(), 1, 0);
     expect_error(Errc::kArgument, "at most 0 tokens", [&] { state.rewind(encoder(), 1, mark); });
     State::Mark other = mark;
-    other.delta.emplace_back();
+    other.caches.emplace_back();
     expect_error(Errc::kArgument, "this sequence's own",
                  [&] { state.rewind(encoder(), 0, other); });
   }

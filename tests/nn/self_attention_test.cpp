@@ -9,7 +9,9 @@ namespace {
 
 struct Case {
   std::int64_t batch, tokens, width, heads, key_heads, dim, turned;
-  bool gated = true, biased = false;
+  bool gated = true, biased = false, normed = true;  // biases only with norms
+  std::int64_t window = 0;
+  double scale = 0;
 };
 enum { kX, kQ, kK, kV, kO, kQNorm, kKNorm, kQBias, kKBias, kVBias, kOBias };
 constexpr double kBase = 50, kEps = 1e-3;
@@ -50,15 +52,20 @@ Arrays attention_in_double(const Case& c, const Arrays& in, const Blur& blur) {
       q.insert(q.end(), both.begin() + h * 2 * c.dim, both.begin() + (h * 2 + 1) * c.dim);
     }
   }
-  q = normed(q, in[kQNorm], kEps, blur);
-  Values k = normed(linear(in[kX], kK, kKBias, c.width), in[kKNorm], kEps, blur);
+  Values k = linear(in[kX], kK, kKBias, c.width);
+  if (c.normed) {
+    q = normed(q, in[kQNorm], kEps, blur);
+    k = normed(k, in[kKNorm], kEps, blur);
+  }
   turn(q, c, c.heads, blur);
   turn(k, c, c.key_heads, blur);
   const Values v = linear(in[kX], kV, kVBias, c.width);
 
   Values seen;
   for (std::int64_t row = 0; row < rows; ++row) {
-    const std::int64_t first = row / c.tokens * c.tokens;  // of its sequence
+    const std::int64_t of_sequence = row / c.tokens * c.tokens;
+    const std::int64_t first =
+        c.window == 0 ? of_sequence : std::max(of_sequence, row - c.window + 1);
     for (std::int64_t h = 0; h < c.heads; ++h) {
       double all = 0;
       Values mean(place(c.dim));
@@ -68,7 +75,8 @@ Arrays attention_in_double(const Case& c, const Arrays& in, const Blur& blur) {
         for (std::int64_t j = 0; j < c.dim; ++j) {
           score += q[place((row * c.heads + h) * c.dim + j)] * k[place(at + j)];
         }
-        const double weight = blur(std::exp(blur(score / std::sqrt(static_cast<double>(c.dim)))));
+        const double scale = c.scale == 0 ? 1 / std::sqrt(static_cast<double>(c.dim)) : c.scale;
+        const double weight = blur(std::exp(blur(score * scale)));
         all += weight;
         for (std::int64_t j = 0; j < c.dim; ++j) mean[place(j)] += weight * v[place(at + j)];
       }
@@ -85,7 +93,11 @@ Arrays attention_in_double(const Case& c, const Arrays& in, const Blur& blur) {
 }
 
 nn::SelfAttentionWeights weights_of(const Case& c, const std::vector<Tensor>& in) {
-  nn::SelfAttentionWeights w{in[kQ], in[kK], in[kV], in[kO], in[kQNorm], in[kKNorm]};
+  nn::SelfAttentionWeights w{in[kQ], in[kK], in[kV], in[kO], {}, {}};
+  if (c.normed) {
+    w.q_norm = in[kQNorm];
+    w.k_norm = in[kKNorm];
+  }
   if (c.biased) {
     w.q_bias = in[kQBias];
     w.k_bias = in[kKBias];
@@ -96,7 +108,7 @@ nn::SelfAttentionWeights weights_of(const Case& c, const std::vector<Tensor>& in
 }
 
 nn::SelfAttentionShape shape_of(const Case& c) {
-  return {c.heads, c.key_heads, c.dim, c.gated, {c.turned, kBase}, kEps};
+  return {c.heads, c.key_heads, c.dim, c.gated, {c.turned, kBase}, kEps, c.scale, c.window};
 }
 
 Block block_of(const Case& c) {
@@ -109,15 +121,17 @@ Block block_of(const Case& c) {
                {"q", {asked, c.width}, size},
                {"k", {keys, c.width}, size},
                {"v", {keys, c.width}, size},
-               {"o", {c.width, queries}, 1.5 / std::sqrt(static_cast<double>(queries))},
-               {"q_norm", {c.dim}, 0.5, 1},
-               {"k_norm", {c.dim}, 0.5, 1}},
+               {"o", {c.width, queries}, 1.5 / std::sqrt(static_cast<double>(queries))}},
               {x},
               [c](const Arrays& in, const Blur& blur) { return attention_in_double(c, in, blur); },
               [c](Tape& tape, const std::vector<Tensor>& in) {
                 return std::vector<Tensor>{
                     nn::self_attention(tape, in[kX], weights_of(c, in), shape_of(c))};
               }};
+  if (c.normed) {
+    block.inputs.insert(block.inputs.end(),
+                        {{"q_norm", {c.dim}, 0.5, 1}, {"k_norm", {c.dim}, 0.5, 1}});
+  }
   if (c.biased) {
     block.inputs.insert(block.inputs.end(), {{"q_bias", {asked}, 0.5},
                                              {"k_bias", {keys}, 0.5},
@@ -127,7 +141,10 @@ Block block_of(const Case& c) {
   return block;
 }
 
-class SelfAttention : public Blocks {};
+class SelfAttention : public Blocks {
+ protected:
+  void in_pieces(const Case& c);
+};
 
 TEST_P(SelfAttention, EveryNumbersGradient) {
   check_every_number(block_of({2, 5, 6, 4, 2, 6, 4}));
@@ -135,6 +152,8 @@ TEST_P(SelfAttention, EveryNumbersGradient) {
   check_every_number(block_of({1, 3, 4, 2, 2, 4, 0}));  // without positions
   check_every_number(block_of({1, 4, 5, 2, 1, 4, 4, false}));
   check_every_number(block_of({1, 3, 5, 2, 1, 4, 2, true, true}));
+  check_every_number(block_of({1, 4, 5, 2, 1, 4, 4, false, false, false}));        // without norms
+  check_every_number(block_of({2, 5, 5, 2, 1, 4, 4, true, false, true, 2, 0.3}));  // of a window
 }
 
 TEST_P(SelfAttention, WideHeads) {
@@ -145,9 +164,7 @@ TEST_P(SelfAttention, WideHeads) {
 
 MT_ON_EVERY_BACKEND(SelfAttention);
 
-// Tokens that come in pieces, through a cache, are as good as all at once.
-TEST_P(SelfAttention, TokensInPieces) {
-  const Case c{2, 13, 16, 4, 2, 8, 4, true, true};
+void SelfAttention::in_pieces(const Case& c) {
   const Block block = block_of(c);
   Noise noise(7);
   std::vector<Tensor> in;
@@ -192,6 +209,14 @@ TEST_P(SelfAttention, TokensInPieces) {
                [&] { nn::self_attention(tape, watched, w, shape, &cache); });
 }
 
+// Tokens that come in pieces, through a cache, are as good as all at once.
+TEST_P(SelfAttention, TokensInPieces) {
+  for (const Case& c : {Case{2, 13, 16, 4, 2, 8, 4, true, true},
+                        Case{2, 13, 16, 4, 2, 8, 4, false, false, false, 3, 0.5}}) {
+    in_pieces(c);
+  }
+}
+
 TEST(SelfAttentionCheck, SaysWhatIsWrong) {
   const Tensor x = Tensor::meta({1, 3, 8});
   const nn::SelfAttentionWeights good{Tensor::meta({32, 8}), Tensor::meta({8, 8}),
@@ -216,6 +241,10 @@ TEST(SelfAttentionCheck, SaysWhatIsWrong) {
       {"v", with([](auto& w) { w.v = {}; }), Errc::kArgument, "v must be given"},
       {"norm", with([](auto& w) { w.k_norm = Tensor::meta({8}); }), Errc::kShape,
        "k_norm must be [4]"},
+      {"one norm", with([](auto& w) { w.q_norm = {}; }), Errc::kArgument,
+       "k_norm must not be given without q_norm"},
+      {"window", nn::self_attention_check(x, good, {4, 2, 4, true, {2}, 1e-6F, 0, -1}),
+       Errc::kArgument, "window must be at least 0, got -1"},
       {"type", with([](auto& w) { w.o = Tensor::meta({8, 16}, DType::kBF16); }), Errc::kDType,
        "o must be f32"},
       {"biases", with([](auto& w) { w.v_bias = Tensor::meta({8}); }), Errc::kArgument,

@@ -19,6 +19,8 @@ namespace mlxtape::models {
 
 struct LoadOptions {
   std::function<void(std::size_t done, std::size_t all)> progress;  // in bytes, tensor by tensor
+  const Architecture* architecture =
+      nullptr;  // beside the library's, for a model_type of one's own
 };
 
 Model load_model(const std::string& directory, CommandEncoder& encoder,

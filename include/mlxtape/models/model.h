@@ -23,7 +23,7 @@
 
 namespace mlxtape::models {
 
-// Of the mixers and of the networks one is there: Config::has_attention, has_experts.
+// Of the mixers and of the networks one is there, as the layer's plan says.
 struct LayerWeights {
   Tensor input_norm, post_norm;
   nn::SelfAttentionWeights attention;
@@ -42,23 +42,60 @@ struct Weights {
 struct Model {
   Config config;
   Weights weights;
-  nn::Rope rope;
+  std::vector<nn::Rope> ropes;  // as the plan's
 
   DType dtype() const { return weights.embedding.dtype(); }
   Device& device() const { return *weights.norm.device(); }
-  const nn::Weight& head() const { return config.tied ? weights.embedding : weights.head; }
+  const nn::Weight& head() const { return config.plan.tied ? weights.embedding : weights.head; }
 };
 
-// A place in Weights and what belongs there: one of tensor and weight.
-struct Slot {
-  std::string name;              // "model.norm.weight"; of a weight the module's: "lm_head"
-  Tensor* tensor = nullptr;      // never packed
-  nn::Weight* weight = nullptr;  // may be packed
-  Shape shape;                   // in memory
-  Shape file_shape;              // in a file
+// What a part of a model is for. What is done with weights by kind asks this, never their names.
+enum class Role : std::uint8_t {
+  kEmbedding,
+  kHead,
+  kProjection,  // any linear layer that is none of the following
+  kValue,       // attention's values
+  kDown,        // of a network back to the model's width
+  kRouter,
+  kSharedGate,  // of the expert that every token goes through
+  kNorm,
+  kGatedNorm,  // of a delta net's result
+  kBias,
+  kConv,
+  kDecay,     // A_log
+  kStepBias,  // dt_bias
 };
-// All of them, in the order of a file; makes room for the layers.
+
+// A tensor or a weight of a model.
+struct Part {
+  std::string
+      name;  // "model.norm.weight"; of a weight the module's: "model.layers.3.mlp.down_proj"
+  std::string path;  // the same within its layer: "mlp.down_proj"; without a layer the name
+  Role role = Role::kProjection;
+  std::int64_t layer = -1;   // -1: in none
+  std::int64_t experts = 0;  // that are stacked in it
+  bool is_weight = false;    // may be packed, and have an adapter
+  Shape shape;               // in memory
+  Shape file_shape;          // in a file
+};
+// All of them, in the order of a file.
+std::vector<Part> parts(const Config& config);
+
+// A part and where it is in Weights: one of tensor and weight.
+struct Slot : Part {
+  Tensor* tensor = nullptr;
+  nn::Weight* weight = nullptr;
+};
+struct ConstSlot : Part {
+  const Tensor* tensor = nullptr;
+  const nn::Weight* weight = nullptr;
+};
+// The first makes room for the layers; for the second they must be there.
 std::vector<Slot> slots(Weights& weights, const Config& config);
+std::vector<ConstSlot> slots(const Weights& weights, const Config& config);
+inline std::vector<ConstSlot> slots(const Model& model) {
+  return slots(model.weights, model.config);
+}
 
 // Weights drawn at random as training from scratch begins with; the same on every device.
 Model random_model(const Config& config, CommandEncoder& encoder, DType dtype, std::uint64_t seed);

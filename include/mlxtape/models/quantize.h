@@ -9,8 +9,8 @@
 
 namespace mlxtape::models {
 
-// How a module is to be packed; bits 0: not at all. Called with its path and the shape of its weight.
-using PackingRule = std::function<Packing(const std::string& path, const Shape& shape)>;
+// How a module is to be packed; bits 0: not at all. Asked for every weight.
+using PackingRule = std::function<Packing(const Part& part)>;
 
 // Every weight whose rows are a multiple of the group: routers and gates of shared experts in 8 bits and groups of 64,
 // or not where that does not divide them; all others as given.
@@ -19,7 +19,7 @@ PackingRule usual_packing(Packing all);
 // mlx-lm's recipes mixed_2_6, mixed_3_4, mixed_3_6 and mixed_4_6, by their low and high bits. High: the head, and v_proj and
 // down_proj of the layers i with i < n/8, i ≥ 7n/8 or (i − n/8) mod 3 = 2, of n. Low: all others. Unlike mlx-lm's, which
 // loses that rule here, routers and gates of shared experts have 8 bits.
-PackingRule mixed_packing(const std::string& recipe, int group_size, const Config& config);
+PackingRule mixed_packing(const std::string& recipe, int group_size, const ModelPlan& plan);
 const std::vector<std::string>& mixed_recipes();  // their names
 
 // Modules whose path fits a pattern otherwise than the rule says; the last pattern that fits counts. A group that does

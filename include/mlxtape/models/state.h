@@ -12,11 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "mlxtape/models/cache.h"
 #include "mlxtape/models/model.h"
 
 namespace mlxtape::models {
-
-struct LayerPast;
 
 class State {
  public:
@@ -31,13 +30,15 @@ class State {
   std::int64_t length(std::int64_t sequence) const;  // tokens so far
   std::size_t bytes() const;
   // What one would have.
-  static std::size_t bytes_of(const Config& config, DType dtype, std::int64_t batch,
+  static std::size_t bytes_of(const ModelPlan& plan, DType dtype, std::int64_t batch,
                               std::int64_t capacity);
 
   // Room for more tokens, at least as many as now; what is there stays.
   void grow(CommandEncoder& encoder, std::int64_t capacity);
 
-  // Leaves the first tokens of a sequence. A delta net cannot forget: where the model has any, 0 or all of them.
+  // Can single tokens be forgotten? A delta net cannot.
+  bool forgets() const;
+  // Leaves the first tokens of a sequence; where it does not forget, 0 or all of them.
   void trim(CommandEncoder& encoder, std::int64_t sequence, std::int64_t length);
 
   // A copy of its own, and back into this one, which must be alike in every size.
@@ -48,7 +49,7 @@ class State {
   // small, and good as long as the sequence has not been trimmed, rewound or restored to fewer tokens meanwhile.
   struct Mark {
     std::int64_t length = 0;
-    std::vector<nn::DeltaNetState> delta;  // one for each delta net
+    std::vector<Cache> caches;  // copies of those that cannot forget
   };
   Mark mark(CommandEncoder& encoder, std::int64_t sequence) const;
   void rewind(CommandEncoder& encoder, std::int64_t sequence, const Mark& to);
@@ -64,15 +65,10 @@ class State {
                         const std::function<void(std::int64_t)>&);
   friend class Stepper;
   std::size_t place(std::int64_t sequence) const;  // checked
-  LayerPast past(std::size_t layer, std::int64_t sequence) const;
   template <class Function>
-  void each(const Function& function) const;  // (layer, what, tensor)
+  void each(const Function& function) const;  // (name, cache, tensor)
 
-  struct Layer {
-    Tensor keys, values;  // [B, capacity, key_heads, head_dim]
-    nn::DeltaNetState delta;
-  };
-  std::vector<Layer> layers_;
+  std::vector<Cache> caches_;  // one for each layer
   std::vector<std::int64_t> lengths_;
   std::int64_t capacity_ = 0;
 };

@@ -1,9 +1,10 @@
-// self_attention: attention among the tokens of a sequence, with normalised queries and keys and, where gated, a gate of
-// its own on the result.
+// self_attention: attention among the tokens of a sequence, with normalised queries and keys, where they have norms, and a
+// gate of its own on the result, where gated.
 //
 // Formula    [q | gate] = x·qᵀ, head by head, or q = x·qᵀ;  k = x·kᵀ;  v = x·vᵀ; each with its bias, if given
-//            q, k ← rope(rms_norm(q, q_norm)), rope(rms_norm(k, k_norm)), the first rope.dims channels turned
-//            y = (attention(q, k, v)∘σ(gate))·oᵀ, causal
+//            q, k ← rope(rms_norm(q, q_norm)), rope(rms_norm(k, k_norm)), the first rope.dims channels rotated; without norms
+//            rope(q), rope(k)
+//            y = (attention(q, k, v)∘σ(gate))·oᵀ, causal, of the last window tokens where there is one
 // Layout     x, y: [B, L, H]; q: [heads·2·D, H], of each head D rows of queries, then D of the gate; not gated:
 //            [heads·D, H]; k, v: [key_heads·D, H]; o: [H, heads·D]; q_norm, k_norm: [D]; biases: as many as rows
 // Types      x and the projections: f32, f16, bf16, all alike; q_norm, k_norm: as rms_norm takes them
@@ -16,15 +17,16 @@ namespace mlxtape::nn {
 
 struct SelfAttentionWeights {
   Weight q, k, v, o;
-  Tensor q_norm, k_norm;
+  Tensor q_norm, k_norm;                                      // both or none
   Tensor q_bias = {}, k_bias = {}, v_bias = {}, o_bias = {};  // all or none
 };
 
 struct Rope {
-  std::int64_t dims = 0;  // 0: nothing is turned
+  std::int64_t dims = 0;  // 0: nothing is rotated
   double base = 10000, scale = 1;
   Tensor periods = {};  // [dims/2] instead of base and scale, as ops::rope takes them
-  Tensor gain = {};  // [D], of x's type: what the channels are multiplied by before they are turned
+  Tensor gain =
+      {};  // [D], of x's type: what the channels are multiplied by before they are rotated
 };
 
 struct SelfAttentionShape {
@@ -32,6 +34,8 @@ struct SelfAttentionShape {
   bool gated = true;
   Rope rope = {};
   float eps = 1e-6F;
+  double scale = 0;         // of scores; 0: head_dim^−½
+  std::int64_t window = 0;  // 0: none
 };
 
 // The keys and values of the tokens before x. keys, values: [B, capacity, key_heads, D], written in place. Either start
