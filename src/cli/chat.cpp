@@ -10,7 +10,7 @@
 
 #include "command.h"
 #include "interrupt.h"
-#include "mlxtape/jobs/talk.h"
+#include "mlxtape/jobs/chat.h"
 #include "model_flags.h"
 #include "output.h"
 
@@ -113,10 +113,10 @@ void show(const jobs::Reply& reply, const Globals& globals, const Flags& flags) 
 }
 
 // What to do with a line that begins with a slash; false: leave.
-bool obey(const std::string& command, jobs::Talk& talk) {
+bool obey(const std::string& command, jobs::ChatSession& session) {
   if (command == "/exit") return false;
   if (command == "/reset") {
-    talk.reset();
+    session.reset();
     remark("begun anew");
   } else {
     remark(command == "/help" ? kHelp : "no such command: " + command + "; /help lists them");
@@ -124,7 +124,7 @@ bool obey(const std::string& command, jobs::Talk& talk) {
   return true;
 }
 
-void run(jobs::Talk& talk, AnswerWatch& watch, Device& device, const Globals& globals,
+void run(jobs::ChatSession& session, AnswerWatch& watch, Device& device, const Globals& globals,
          const Flags& flags) {
   Totals totals;
   const Interrupts interrupts("");
@@ -132,16 +132,17 @@ void run(jobs::Talk& talk, AnswerWatch& watch, Device& device, const Globals& gl
   while (const std::optional<std::string> line = lines.next()) {
     if (line->empty()) continue;
     if (line->front() == '/') {
-      if (!obey(*line, talk)) break;
+      if (!obey(*line, session)) break;
       continue;
     }
     jobs::Reply reply;
     try {
-      reply = talk.say(*line);
+      reply = session.say(*line);
     } catch (const Error& e) {
       watch.end();
       if (::isatty(STDIN_FILENO) == 0) throw;
-      remark(std::string("mlxtape: ") + e.what());  // the talk is as it was, and somebody is there
+      remark(std::string("mlxtape: ") +
+             e.what());  // the session is as it was, and somebody is there
       continue;
     }
     totals.add(reply);
@@ -167,7 +168,7 @@ void chat(const Globals& globals, const Flags& flags) {
                                ": has no chat template; mlxtape generate goes on with "
                                "any text");
   }
-  jobs::TalkOptions options;
+  jobs::ChatSettings options;
   options.generate = flags.answer.for_tokenizer(tokenizer);
   options.generate.stop = [] {
     return Interrupts::asked();
@@ -185,9 +186,9 @@ void chat(const Globals& globals, const Flags& flags) {
   const models::Model model = load_model(flags.model, flags.adapters, *encoder, globals);
   AnswerWatch watch(globals);
   watch.attach(options.generate);
-  jobs::Talk talk(*encoder, model, tokenizer, options);
+  jobs::ChatSession session(*encoder, model, tokenizer, options);
   if (!globals.quiet && ::isatty(STDIN_FILENO) != 0) remark(kHelp);
-  run(talk, watch, device, globals, flags);
+  run(session, watch, device, globals, flags);
 }
 
 }  // namespace

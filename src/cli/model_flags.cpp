@@ -94,6 +94,12 @@ void AnswerFlags::add_to(CLI::App& command) {
   add("--repetition-penalty", sampling.repetition_penalty,
       "above 1: tokens of the last 20 become less likely")
       ->check(number_above(0, kNoMost));
+  add("--presence-penalty", sampling.presence_penalty,
+      "subtracted from the logits of tokens that the answer has; 0: off")
+      ->check(number(-kNoMost, kNoMost));
+  add("--frequency-penalty", sampling.frequency_penalty,
+      "subtracted from the logits of the answer's tokens, as often as they occur; 0: off")
+      ->check(number(-kNoMost, kNoMost));
   add("--seed", sampling.seed, "random seed; the same seed gives the same text on the same device")
       ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
       ->type_name("N");

@@ -354,4 +354,18 @@ std::unique_ptr<PendingDownload> CommandEncoder::begin_download(const Tensor& fr
   return begin_copy_out(from.data(), from.bytes());
 }
 
+std::unique_ptr<Graph> capture(CommandEncoder& encoder, FunctionRef<void()> body) {
+  encoder.begin_capture();
+  try {
+    body();
+  } catch (...) {
+    try {
+      static_cast<void>(encoder.end_capture());
+    } catch (const Error&) {  // the first failure is the one to tell of
+    }
+    throw;
+  }
+  return encoder.end_capture();
+}
+
 }  // namespace mlxtape

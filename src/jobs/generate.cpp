@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
 
 #include "head.h"
+#include "mix.h"
 #include "sequence.h"
 
 namespace mlxtape::jobs {
@@ -72,61 +72,56 @@ GenerateReport generate(CommandEncoder& encoder, const models::Model& model,
   check(model, prompts, options);
   MemoryPool& memory = encoder.device().memory();
   memory.reset_peak();
-  const std::vector<std::int32_t> stops = stop_tokens(tokenizer, options);
-  std::size_t longest = 0;
-  ReadSoFar so_far;
-  for (const auto& prompt : prompts) {
-    longest = std::max(longest, prompt.size());
-    so_far.all += static_cast<std::int64_t>(prompt.size());
-  }
-  const auto read_tokens = static_cast<std::int64_t>(longest);
-  GrowingState past(encoder, model, static_cast<std::int64_t>(prompts.size()),
-                    read_tokens + options.max_tokens, options);
-  past.make_room(read_tokens, std::max(read_tokens, kFirstRoom));
-
   GenerateReport report;
-  const auto vocabulary = static_cast<std::size_t>(model.config.plan.vocabulary);
-  std::vector<float> logits(vocabulary * prompts.size());
-  std::vector<Sequence> sequences;
-  auto start = std::chrono::steady_clock::now();
-  for (std::size_t b = 0; b < prompts.size(); ++b) {
-    sequences.emplace_back(tokenizer, prompts[b], options, b, b);
-    const std::optional<Tensor> last = read(
-        encoder, model, past.state(), static_cast<std::int64_t>(b), prompts[b], options, so_far);
-    if (!last) {
-      sequences[b].cancel();
-      continue;
-    }
-    encoder.download(*last, logits.data(), last->bytes());
-    sequences[b].choose({logits.data(), vocabulary}, stops);
-    report.prompt_tokens += static_cast<std::int64_t>(prompts[b].size());
+  std::int64_t longest = 0;
+  std::vector<std::int64_t> before;  // tokens of the prompts before each
+  for (const auto& prompt : prompts) {
+    before.push_back(report.prompt_tokens);
+    longest = std::max(longest, std::ssize(prompt));
+    report.prompt_tokens += std::ssize(prompt);
   }
-  report.prompt_seconds = seconds_since(start);
-
-  start = std::chrono::steady_clock::now();
-  std::vector<std::int32_t> tokens(sequences.size());
-  const auto goes_on = [](const Sequence& s) {
-    return s.goes_on();
+  EngineOptions how;
+  how.slots = std::ssize(prompts);
+  how.context = longest + options.max_tokens;
+  how.first_room = std::max(longest, kFirstRoom);
+  how.prefill_chunk = options.prefill_chunk;
+  how.logprobs = options.logprobs;
+  how.on_beyond = options.on_beyond;
+  how.on_read = [&](std::int64_t slot, std::int64_t read, std::int64_t) {
+    if (options.on_read)
+      options.on_read(before[static_cast<std::size_t>(slot)] + read, report.prompt_tokens);
   };
-  while (std::any_of(sequences.begin(), sequences.end(), goes_on)) {
+  Engine engine(encoder, model, how);
+  std::vector<Sequence> sequences;
+  for (std::size_t b = 0; b < prompts.size(); ++b) {
+    sequences.emplace_back(tokenizer, options, b);
+    SamplingOptions sampling = options.sampling;
+    sampling.seed = mixed(mixed(sampling.seed) ^ b);
+    engine.admit({prompts[b], sampling});  // slots are given in order
+  }
+  auto start = std::chrono::steady_clock::now();
+  bool reading = true;
+  while (engine.is_busy()) {
     if (asked_to_stop(options)) {
       for (Sequence& sequence : sequences) sequence.cancel();
       break;
     }
-    for (std::size_t b = 0; b < sequences.size(); ++b) tokens[b] = sequences[b].last();
-    const Tensor& next = past.step(tokens);
-    encoder.download(next, logits.data(), next.bytes());
-    for (std::size_t b = 0; b < sequences.size(); ++b) {
-      if (sequences[b].goes_on()) {
-        sequences[b].choose({logits.data() + b * vocabulary, vocabulary}, stops);
-      }
+    for (const Choice& choice : engine.step()) {
+      Sequence& sequence = sequences[static_cast<std::size_t>(choice.slot)];
+      sequence.add(choice);
+      if (!sequence.goes_on()) engine.cancel(choice.slot);
+    }
+    if (reading && !engine.is_reading()) {
+      reading = false;
+      report.prompt_seconds = seconds_since(start);
+      start = std::chrono::steady_clock::now();
     }
   }
-  report.seconds = seconds_since(start);
+  (reading ? report.prompt_seconds : report.seconds) = seconds_since(start);
   report.peak_bytes = memory.stats().peak;
   for (Sequence& sequence : sequences) {
     report.sequences.push_back(sequence.take());
-    report.tokens += static_cast<std::int64_t>(report.sequences.back().tokens.size());
+    report.tokens += std::ssize(report.sequences.back().tokens);
   }
   return report;
 }

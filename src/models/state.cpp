@@ -241,45 +241,100 @@ State State::load(const Model& model, const std::string& path, std::int64_t capa
   return state;
 }
 
+// Reads tokens of one sequence.
+class Reader {
+ public:
+  Reader(CommandEncoder& encoder, const Model& model, State& state, std::int64_t sequence)
+      : encoder_(encoder), model_(model), state_(state), sequence_(sequence) {}
+
+  // What the layers gave for the last token.
+  Stream read(std::span<const std::int32_t> tokens, std::int64_t chunk,
+              const std::function<void(std::int64_t)>& progress) {
+    std::int64_t& length = state_.lengths_[state_.place(sequence_)];
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    if (count == 0 || chunk < 1) {
+      throw Error(Errc::kArgument, "prefill: at least one token, and chunks of at least one");
+    }
+    if (length + count > state_.capacity_) {
+      throw Error(Errc::kArgument,
+                  "prefill: " + std::to_string(length) + " tokens and " + std::to_string(count) +
+                      " more do not fit into a capacity of " + std::to_string(state_.capacity_));
+    }
+    check_tokens(tokens, model_, "prefill");
+    Stream last;
+    for (std::int64_t at = 0; at < count; at += chunk) {
+      const std::int64_t n = std::min(chunk, count - at);
+      last = run(tokens.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(n)), at,
+                 length, progress);
+      length += n;
+    }
+    return last;
+  }
+
+ private:
+  // After `at` tokens of the call, and `start` of the sequence.
+  Stream run(std::span<const std::int32_t> tokens, std::int64_t at, std::int64_t start,
+             const std::function<void(std::int64_t)>& progress) {
+    const auto n = static_cast<std::int64_t>(tokens.size());
+    const auto layers = static_cast<std::int64_t>(state_.caches_.size());
+    Tape tape(encoder_);
+    const Tensor ids = encoder_.empty({1, n}, DType::kI32);
+    encoder_.upload(tokens.data(), tokens.size_bytes(), ids);
+    Stream stream{{}, nn::embed(tape, model_.weights.embedding, ids)};
+    for (std::int64_t l = 0; l < layers; ++l) {
+      const Past past{Past::Mode::kPrefill,
+                      part_of(state_.caches_[static_cast<std::size_t>(l)], sequence_), start};
+      stream = run_layer(tape, model_, l, stream, &past);
+      if (progress) progress(at + n * (l + 1) / layers);
+    }
+    const auto row = [&](const Tensor& t) {
+      return encoder_.contiguous(t.slice(1, n - 1, n));
+    };
+    return {row(stream.more), row(stream.h)};
+  }
+
+  CommandEncoder& encoder_;
+  const Model& model_;
+  State& state_;
+  std::int64_t sequence_;
+};
+
 Tensor prefill(CommandEncoder& encoder, const Model& model, State& state, std::int64_t sequence,
                std::span<const std::int32_t> tokens, std::int64_t chunk,
                const std::function<void(std::int64_t)>& progress) {
-  std::int64_t& length = state.lengths_[state.place(sequence)];
-  const auto count = static_cast<std::int64_t>(tokens.size());
-  if (count == 0 || chunk < 1) {
-    throw Error(Errc::kArgument, "prefill: at least one token, and chunks of at least one");
-  }
-  if (length + count > state.capacity_) {
-    throw Error(Errc::kArgument,
-                "prefill: " + std::to_string(length) + " tokens and " + std::to_string(count) +
-                    " more do not fit into a capacity of " + std::to_string(state.capacity_));
-  }
-  check_tokens(tokens, model, "prefill");
+  const Stream last = Reader(encoder, model, state, sequence).read(tokens, chunk, progress);
   Tape tape(encoder);
-  Tensor last;
-  for (std::int64_t at = 0; at < count; at += chunk) {
-    const std::int64_t n = std::min(chunk, count - at);
-    const Tensor ids = encoder.empty({1, n}, DType::kI32);
-    encoder.upload(tokens.data() + at, static_cast<std::size_t>(n) * sizeof(std::int32_t), ids);
-    Stream stream{{}, nn::embed(tape, model.weights.embedding, ids)};
-    for (std::size_t l = 0; l < state.caches_.size(); ++l) {
-      const Past past{Past::Mode::kPrefill, part_of(state.caches_[l], sequence), length};
-      stream = run_layer(tape, model, static_cast<std::int64_t>(l), stream, &past);
-      if (progress) {
-        progress(at + n * static_cast<std::int64_t>(l + 1) /
-                          static_cast<std::int64_t>(state.caches_.size()));
-      }
-    }
-    length += n;
-    if (at + n == count) {
-      const auto row = [&](const Tensor& t) {
-        return encoder.contiguous(t.slice(1, n - 1, n));
-      };
-      last = run_norm(tape, model, {row(stream.more), row(stream.h)});
-    }
+  const Tensor row = logits(tape, model, run_norm(tape, model, last));
+  return ops::cast(encoder, row, DType::kF32).reshape({model.config.plan.vocabulary});
+}
+
+void read_on(CommandEncoder& encoder, const Model& model, State& state, std::int64_t sequence,
+             std::span<const std::int32_t> tokens, std::int64_t chunk,
+             const std::function<void(std::int64_t)>& progress) {
+  Reader(encoder, model, state, sequence).read(tokens, chunk, progress);
+}
+
+Tensor decode(CommandEncoder& encoder, const Model& model, State& state, const Tensor& ids,
+              const Tensor& lengths) {
+  Tape tape(encoder);
+  const std::int64_t batch = state.batch();
+  Stream stream{{}, nn::embed(tape, model.weights.embedding, ids.reshape({batch, 1}))};
+  for (std::size_t l = 0; l < state.caches_.size(); ++l) {
+    const Past past{Past::Mode::kStep, state.caches_[l], 0, lengths};
+    stream = run_layer(tape, model, static_cast<std::int64_t>(l), stream, &past);
   }
-  return ops::cast(encoder, logits(tape, model, last), DType::kF32)
-      .reshape({model.config.plan.vocabulary});
+  return logits(tape, model, run_norm(tape, model, stream))
+      .reshape({batch, model.config.plan.vocabulary});
+}
+
+void State::advance(std::int64_t sequence, std::int64_t tokens) {
+  std::int64_t& length = lengths_[place(sequence)];
+  if (tokens < 0 || length + tokens > capacity_) {
+    throw Error(Errc::kArgument, "state: a sequence of " + std::to_string(length) +
+                                     " tokens in a capacity of " + std::to_string(capacity_) +
+                                     " cannot have " + std::to_string(tokens) + " more");
+  }
+  length += tokens;
 }
 
 struct Stepper::Impl {
@@ -291,17 +346,10 @@ struct Stepper::Impl {
   std::unique_ptr<Graph> graph;
 
   void run() {
-    Tape tape(encoder);
     const std::int64_t batch = state.batch();
-    const Tensor ids = inputs.slice(0, 0, 1).reshape({batch, 1});
-    const Tensor lengths = inputs.slice(0, 1, 2).reshape({batch});
-    Stream stream{{}, nn::embed(tape, model.weights.embedding, ids)};
-    for (std::size_t l = 0; l < state.caches_.size(); ++l) {
-      const Past past{Past::Mode::kStep, state.caches_[l], 0, lengths};
-      stream = run_layer(tape, model, static_cast<std::int64_t>(l), stream, &past);
-    }
-    const Tensor last = models::logits(tape, model, run_norm(tape, model, stream));
-    logits = ops::cast(encoder, last, DType::kF32).reshape({batch, model.config.plan.vocabulary});
+    const Tensor last = decode(encoder, model, state, inputs.slice(0, 0, 1).reshape({batch}),
+                               inputs.slice(0, 1, 2).reshape({batch}));
+    logits = ops::cast(encoder, last, DType::kF32);
   }
 };
 
@@ -327,17 +375,7 @@ const Tensor& Stepper::step(std::span<const std::int32_t> tokens) {
     inputs.push_back(static_cast<std::int32_t>(length));
   }
   if (s.graph == nullptr) {
-    s.encoder.begin_capture();
-    try {
-      s.run();
-    } catch (...) {
-      try {
-        static_cast<void>(s.encoder.end_capture());
-      } catch (const Error&) {  // the first failure is the one to tell of
-      }
-      throw;
-    }
-    s.graph = s.encoder.end_capture();
+    s.graph = capture(s.encoder, [&] { s.run(); });
   }
   s.encoder.upload(inputs.data(), inputs.size() * sizeof(std::int32_t), s.inputs);
   s.encoder.replay(*s.graph);

@@ -24,6 +24,7 @@
 #include <thread>
 #include <vector>
 
+#include "mlxtape/base/function_ref.h"
 #include "mlxtape/core/device.h"
 #include "mlxtape/core/graph.h"
 #include "mlxtape/core/registry.h"
@@ -150,5 +151,8 @@ class CommandEncoder {
   std::vector<Storage*> recorded_writes_;
   std::size_t recorded_nodes_ = 0;
 };
+
+// What body gives to the encoder, captured. A failure of body ends the capture and comes out.
+std::unique_ptr<Graph> capture(CommandEncoder& encoder, FunctionRef<void()> body);
 
 }  // namespace mlxtape

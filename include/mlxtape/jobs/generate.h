@@ -4,7 +4,8 @@
 //   const auto tokenizer = formats::Tokenizer::from_directory(directory);
 //   const auto report = generate(*encoder, model, tokenizer, {tokenizer.encode("The river")}, options);
 //
-// Prompts may differ in length. Each is read in chunks, then all go on together, a token each at a time.
+// Prompts may differ in length. Each is read in chunks, then all go on together, a token each at a time (jobs/engine.h). Each
+// sequence draws with a seed of its own, made from the seed and its number.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,7 @@
 #include <vector>
 
 #include "mlxtape/formats/tokenizer.h"
-#include "mlxtape/jobs/sampler.h"
-#include "mlxtape/models/state.h"
+#include "mlxtape/jobs/engine.h"
 
 namespace mlxtape::jobs {
 
@@ -27,6 +27,7 @@ struct GenerateOptions {
   bool ignore_ends = false;               // max_tokens whatever they are: to measure speed
   std::vector<std::string> stop_strings;  // neither they nor what follows is in the text
   std::int64_t prefill_chunk = 2048;
+  bool logprobs = false;  // of every token, and of the most likely ones in its place
   // Text as soon as it cannot change any more: whole characters, no beginning of a stop string. False ends that sequence.
   std::function<bool(std::size_t sequence, std::string_view text)> on_text;
   // Asked before each chunk of a prompt and each token: true ends all sequences, with what they have.
@@ -43,6 +44,9 @@ const char* name_of(Finish finish) noexcept;  // "stop", "stop string", "length"
 struct Generated {
   std::vector<std::int32_t> tokens;  // the stop token not among them
   std::string text;
+  // With GenerateOptions::logprobs, for each token: its own, and the most likely ones with theirs.
+  std::vector<float> logprobs = {};
+  std::vector<std::vector<std::pair<std::int32_t, float>>> top = {};
   Finish finish = Finish::kLength;
 };
 

@@ -33,6 +33,9 @@ class State {
   static std::size_t bytes_of(const ModelPlan& plan, DType dtype, std::int64_t batch,
                               std::int64_t capacity);
 
+  // After a step that decode was captured in: so many tokens more of a sequence.
+  void advance(std::int64_t sequence, std::int64_t tokens = 1);
+
   // Room for more tokens, at least as many as now; what is there stays.
   void grow(CommandEncoder& encoder, std::int64_t capacity);
 
@@ -60,9 +63,8 @@ class State {
 
  private:
   State(const State&) = default;
-  friend Tensor prefill(CommandEncoder&, const Model&, State&, std::int64_t,
-                        std::span<const std::int32_t>, std::int64_t,
-                        const std::function<void(std::int64_t)>&);
+  friend class Reader;
+  friend Tensor decode(CommandEncoder&, const Model&, State&, const Tensor&, const Tensor&);
   friend class Stepper;
   std::size_t place(std::int64_t sequence) const;  // checked
   template <class Function>
@@ -80,6 +82,15 @@ class State {
 Tensor prefill(CommandEncoder& encoder, const Model& model, State& state, std::int64_t sequence,
                std::span<const std::int32_t> tokens, std::int64_t chunk = 2048,
                const std::function<void(std::int64_t tokens)>& progress = {});
+// The same without the logits, of a prompt that goes on after them.
+void read_on(CommandEncoder& encoder, const Model& model, State& state, std::int64_t sequence,
+             std::span<const std::int32_t> tokens, std::int64_t chunk = 2048,
+             const std::function<void(std::int64_t tokens)>& progress = {});
+
+// One token more for every sequence, of a step that is captured: ids and lengths [B] i32 are on the device and not looked at;
+// lengths says how many tokens came before, whatever the state says. The logits [B, vocabulary], of the model's type.
+Tensor decode(CommandEncoder& encoder, const Model& model, State& state, const Tensor& ids,
+              const Tensor& lengths);
 
 // One token more for every sequence. The first step is captured, later ones replay it.
 class Stepper {

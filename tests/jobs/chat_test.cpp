@@ -1,4 +1,4 @@
-#include "mlxtape/jobs/talk.h"
+#include "mlxtape/jobs/chat.h"
 
 #include <filesystem>
 
@@ -29,11 +29,11 @@ const char* const kCounts =
     "{{ messages | length }}:{% for m in messages %}{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}>{% endif %}";
 
-class Talks : public OnDevice {
+class ChatSessions : public OnDevice {
  protected:
   void SetUp() override {
     OnDevice::SetUp();
-    folder_ = fs::temp_directory_path() / ("mlxtape_talk_test_" + std::to_string(::getpid()));
+    folder_ = fs::temp_directory_path() / ("mlxtape_chat_test_" + std::to_string(::getpid()));
     fs::create_directories(folder_);
     write_whole((folder_ / "tokenizer.json").string(), small_tokenizer_json(), "test");
   }
@@ -65,24 +65,24 @@ class Talks : public OnDevice {
 
 // Whatever the template does to earlier turns, and however little room there is at first: each answer is the one that
 // a model without memory gives to all turns.
-TEST_P(Talks, AsIfNothingWereKept) {
+TEST_P(ChatSessions, AsIfNothingWereKept) {
   for (const std::string& type : model_types()) {
     const models::Model model = small_model(encoder(), type);
     for (const char* chat_template : {kPlain, kForgets, kCounts}) {
       for (const std::int64_t capacity : {1, 4096}) {
         SCOPED_TRACE(type + " " + chat_template + " " + std::to_string(capacity));
         const formats::Tokenizer words = tokenizer(chat_template);
-        jobs::TalkOptions options;
+        jobs::ChatSettings options;
         options.system = "BE KIND";
         options.generate.max_tokens = 6;
         options.first_room = capacity;
-        jobs::Talk talk(encoder(), model, words, options);
+        jobs::ChatSession chat(encoder(), model, words, options);
         std::int64_t held = 0, asked_at = 0;
         for (const char* text : {"HELLO", "AND", "GOOD", "123"}) {
-          const std::string want = anew(model, words, talk.messages(), text, 6);
-          const jobs::Reply reply = talk.say(text);
+          const std::string want = anew(model, words, chat.messages(), text, 6);
+          const jobs::Reply reply = chat.say(text);
           EXPECT_EQ(reply.answer.text, want);
-          EXPECT_EQ(reply.kept + reply.read + 5, talk.tokens());  // the last one said is not read
+          EXPECT_EQ(reply.kept + reply.read + 5, chat.tokens());  // the last one said is not read
           // Nothing is read twice that need not be.
           if (chat_template == kPlain) {
             EXPECT_EQ(reply.kept, held);
@@ -91,25 +91,25 @@ TEST_P(Talks, AsIfNothingWereKept) {
             // Attention keeps "<B>" too, which is written in any case; delta nets end with the question.
             EXPECT_EQ(reply.kept, type == "qwen3" ? asked_at : asked_at - 3);
           }
-          held = talk.tokens();
+          held = chat.tokens();
           asked_at = reply.kept + reply.read - 6;  // before "(HINK)"
         }
-        EXPECT_EQ(talk.messages().array().size(), 9U);
-        talk.reset();
-        EXPECT_EQ(talk.messages().array().size(), 1U);
-        EXPECT_EQ(talk.say("HELLO").kept, 0);
+        EXPECT_EQ(chat.messages().array().size(), 9U);
+        chat.reset();
+        EXPECT_EQ(chat.messages().array().size(), 1U);
+        EXPECT_EQ(chat.say("HELLO").kept, 0);
       }
     }
   }
 }
 
-TEST_P(Talks, StoppedAndGoingOn) {
+TEST_P(ChatSessions, StoppedAndGoingOn) {
   for (const char* type : {"qwen3", "qwen3_next"}) {
     const models::Model model = small_model(encoder(), type);
     const formats::Tokenizer words = tokenizer(kPlain);
     for (int calls = 0; calls < 6; ++calls) {
       SCOPED_TRACE(std::string(type) + " " + std::to_string(calls));
-      jobs::TalkOptions options;
+      jobs::ChatSettings options;
       options.generate.max_tokens = 6;
       options.generate.prefill_chunk = 4;
       bool stop = true;
@@ -117,47 +117,47 @@ TEST_P(Talks, StoppedAndGoingOn) {
       options.generate.stop = [&] {
         return stop && left-- <= 0;
       };
-      jobs::Talk talk(encoder(), model, words, options);
-      const jobs::Reply cut = talk.say("HELLO");  // two chunks and one, then tokens
+      jobs::ChatSession chat(encoder(), model, words, options);
+      const jobs::Reply cut = chat.say("HELLO");  // two chunks and one, then tokens
       EXPECT_EQ(cut.answer.finish, Finish::kCancelled);
       stop = false;
-      const std::string want = anew(model, words, talk.messages(), "AND", 6);
-      const jobs::Reply next = talk.say("AND");
+      const std::string want = anew(model, words, chat.messages(), "AND", 6);
+      const jobs::Reply next = chat.say("AND");
       EXPECT_EQ(next.answer.text, want);
       EXPECT_EQ(next.answer.finish, Finish::kLength);
     }
   }
 }
 
-TEST_P(Talks, SaysWhatIsWrongAndGoesOn) {
+TEST_P(ChatSessions, SaysWhatIsWrongAndGoesOn) {
   const models::Model model = small_model(encoder(), "qwen3_next");
   const formats::Tokenizer words = tokenizer(kPlain);
-  jobs::TalkOptions options;
+  jobs::ChatSettings options;
   options.generate.max_tokens = 6;
   options.generate.prefill_chunk = 4;  // a turn that fails has been read in part
   options.max_context = 48;
-  jobs::Talk talk(encoder(), model, words, options);
-  const jobs::Reply first = talk.say("HELLO");
-  const Json before = talk.messages();
+  jobs::ChatSession chat(encoder(), model, words, options);
+  const jobs::Reply first = chat.say("HELLO");
+  const Json before = chat.messages();
   const std::string much(40, 'A');
-  expect_error(Errc::kArgument, "must have 1 to 47 tokens, got", [&] { talk.say(much); });
-  expect_error(Errc::kIo, "in the vocabulary of 80, got 97", [&] { talk.say("AAAAAAAAa"); });
-  EXPECT_EQ(talk.messages(), before);
+  expect_error(Errc::kArgument, "must have 1 to 47 tokens, got", [&] { chat.say(much); });
+  expect_error(Errc::kIo, "in the vocabulary of 80, got 97", [&] { chat.say("AAAAAAAAa"); });
+  EXPECT_EQ(chat.messages(), before);
   const std::string want = anew(model, words, before, "AND", 6);
-  EXPECT_EQ(talk.say("AND").answer.text, want);
+  EXPECT_EQ(chat.say("AND").answer.text, want);
   // Up to the last token that there is room for.
-  const jobs::Reply last = talk.say("O");
+  const jobs::Reply last = chat.say("O");
   EXPECT_EQ(last.kept + last.read + static_cast<std::int64_t>(last.answer.tokens.size()), 48);
 
   const auto bare = formats::Tokenizer::from_json(small_tokenizer_json(), "bare");
   expect_error(Errc::kArgument, "must have a chat template",
-               [&] { jobs::Talk(encoder(), model, bare, {}); });
+               [&] { jobs::ChatSession(encoder(), model, bare, {}); });
   options.generate.max_tokens = 0;
   expect_error(Errc::kArgument, "must be at least 1",
-               [&] { jobs::Talk(encoder(), model, words, options); });
+               [&] { jobs::ChatSession(encoder(), model, words, options); });
 }
 
-MT_ON_EVERY_BACKEND(Talks);
+MT_ON_EVERY_BACKEND(ChatSessions);
 
 }  // namespace
 }  // namespace mlxtape::test
