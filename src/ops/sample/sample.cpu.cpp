@@ -1,8 +1,8 @@
 // CPU kernels of sample (formula and layout: mlxtape/ops/sample.h).
 //
 // A row is cut into parts, and all parts of up to 16 rows take each step together: the largest logit; with bias or
-// penalties a copy that has them, and its largest; with top_p or top_k the mass of 256 bins of d, which of them holds
-// the last place that is kept, and the places in it, a few per cent, of which the last is found by their digits; the
+// penalties a copy that has them, and its largest; with top_p or top_k the mass of 512 bins of d, which of them holds
+// the last place that is kept, and the places in it, one in a hundred, of which the last is found by their digits; the
 // mass of what is kept; and the part, the piece and the token that the drawn number falls into. Integers are summed, so
 // any cut gives the same. Bound by the arithmetic of the weights and, with top_p, by adding to bins one by one.
 #undef HWY_TARGET_INCLUDE

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "mlxtape/ops/sample.h"
-#include "support/oracle.h"
 
 namespace mlxtape::test {
 
@@ -23,11 +22,16 @@ struct SampleCase {
   std::vector<std::pair<std::int32_t, float>> bias = {};
 };
 
+// A number and the size of the terms that made it.
+struct Sized {
+  double value, scale;
+};
+
 struct Chosen {
   std::int32_t token = -1;
-  Ref logprob = {NAN, 1};
+  Sized logprob = {NAN, 1};
   std::vector<std::int32_t> top_ids = std::vector<std::int32_t>(20, -1);
-  Refs top_logprobs = Refs(20, {NAN, 1});
+  std::vector<Sized> top_logprobs = std::vector<Sized>(20, {NAN, 1});
   std::vector<float> z;            // changed logits
   std::vector<std::int32_t> kept;  // who may be drawn, most likely first
 };
@@ -188,16 +192,50 @@ inline Chosen choose(const SampleCase& c) {
   const auto logprob = [&](std::int32_t token) {
     const double d =
         static_cast<double>(raw_most) - static_cast<double>(x[static_cast<std::size_t>(token)]);
-    return Ref{-d - std::log(mass), d + std::log(mass) + 1};
+    return Sized{-d - std::log(mass), d + std::log(mass) + 1};
   };
   chosen.logprob = logprob(chosen.token);
   const auto top = in_order(x, raw_most);
   for (std::size_t i = 0; i < 20; ++i) {
     const bool is = i < top.size() && std::isfinite(top[i].d);
     chosen.top_ids[i] = is ? top[i].token : -1;
-    chosen.top_logprobs[i] = is ? logprob(top[i].token) : Ref{-INFINITY, 1};
+    chosen.top_logprobs[i] = is ? logprob(top[i].token) : Sized{-INFINITY, 1};
   }
   return chosen;
+}
+
+// Any settings that are allowed, often several filters and penalties at once.
+template <class Noise>
+SampleCase any_case(Noise& noise, std::int64_t tokens, double deviation) {
+  const auto one_of = [&](std::initializer_list<double> values) {
+    return *(values.begin() + noise.below(static_cast<std::int64_t>(values.size())));
+  };
+  SampleCase c;
+  for (std::int64_t i = 0; i < tokens; ++i) c.logits.push_back(deviation * noise.normal());
+  c.row.temperature = one_of({0, 1, 1, 0.7, 1.5, 3});
+  c.row.top_p = one_of({1, 1, 0.9, 0.5, 0.95, 0.01});
+  c.row.min_p = one_of({0, 0, 0.05, 0.3});
+  c.row.top_k = static_cast<std::int64_t>(
+      one_of({0, 0, 1, 5, 50, static_cast<double>(tokens), static_cast<double>(tokens + 5)}));
+  c.row.seed = static_cast<std::uint64_t>(noise.below(1LL << 40));
+  if (noise.below(2) == 0) return c;
+  c.row.repetition_penalty = one_of({1, 1.1, 1.5, 0.8});
+  c.row.presence_penalty = one_of({0, 0.5, -0.5});
+  c.row.frequency_penalty = one_of({0, 0.25, 1});
+  c.row.repetition_context = static_cast<std::int64_t>(one_of({-1, 0, 3, 20}));
+  c.row.penalty_context = static_cast<std::int64_t>(one_of({-1, 0, 4, 20}));
+  c.row.start = noise.below(10);
+  const std::int64_t length = noise.below(40);
+  for (std::int64_t j = 0; j < length; ++j) {
+    c.history.push_back(static_cast<std::int32_t>(noise.below(std::min<std::int64_t>(tokens, 9)) -
+                                                  (noise.below(9) == 0 ? 3 : 0)));
+  }
+  const std::int64_t biases = noise.below(4);
+  for (std::int64_t k = 0; k < biases; ++k) {
+    c.bias.emplace_back(static_cast<std::int32_t>(noise.below(tokens + 2) - 1),
+                        static_cast<float>(3 * noise.next()));
+  }
+  return c;
 }
 
 }  // namespace mlxtape::test

@@ -183,19 +183,19 @@ template <class T, class Found>
 void for_places(const T* x, std::int64_t n, std::int64_t token, float most, float from,
                 const float& upto, const Found& found) {
   const DF d;
+  const DU du;
   const VF vmost = hn::Set(d, most), vfrom = hn::Set(d, from);
-  HWY_ALIGN float distance[hn::MaxLanes(DF())];
+  HWY_ALIGN std::uint32_t bits[hn::MaxLanes(DU())], tokens[hn::MaxLanes(DU())];
   for_logits(x, n, [&](VF v, std::int64_t i, std::int64_t count) HWY_ATTR {
     const VF away = hn::Sub(vmost, v);
-    const auto is = hn::And(hn::Ge(away, vfrom), hn::Le(away, hn::Set(d, upto)));
-    if (HWY_LIKELY(hn::AllFalse(d, is))) return;
-    hn::Store(away, d, distance);
-    for (std::int64_t k = 0; k < count; ++k) {
-      if (distance[k] >= from && distance[k] <= upto) {
-        found(sampling::place_of(std::bit_cast<std::uint32_t>(distance[k]),
-                                 static_cast<std::uint32_t>(token + i + k)));
-      }
-    }
+    auto is = hn::And(hn::Ge(away, vfrom), hn::Le(away, hn::Set(d, upto)));
+    is = hn::And(is, hn::FirstN(d, static_cast<std::size_t>(count)));
+    if (hn::AllFalse(d, is)) return;
+    const auto those = hn::RebindMask(du, is);
+    const VU here = hn::Iota(du, static_cast<std::uint32_t>(token + i));
+    const std::size_t some = hn::CompressStore(hn::BitCast(du, away), those, du, bits);
+    hn::CompressStore(here, those, du, tokens);
+    for (std::size_t k = 0; k < some; ++k) found(sampling::place_of(bits[k], tokens[k]));
   });
 }
 

@@ -12,8 +12,8 @@
 namespace mlxtape::ops::sampling {
 
 constexpr std::int64_t kPart = 8192;  // tokens of a task
-constexpr std::size_t kBins = 256;    // of d, eight for each unit, the last for all the rest
-constexpr float kBinsOfUnit = 8;
+constexpr std::size_t kBins = 512;    // of d, sixteen for each unit, the last for all the rest
+constexpr float kBinsOfUnit = 16;
 constexpr std::size_t kListed = 20;  // top_ids
 
 struct Bin {

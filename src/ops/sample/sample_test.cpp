@@ -2,12 +2,25 @@
 
 #include <cmath>
 #include <functional>
+#include <map>
+#include <set>
+#include <string>
 #include <tuple>
 
-#include "sample_cases.h"
+#include "sample_oracle.h"
+#include "sample_run.h"
+#include "support/op_test.h"
 
 namespace mlxtape::test {
 namespace {
+
+using ops::SampleForm;
+using ops::SampleOptions;
+using ops::SampleRow;
+using ops::SampleRows;
+
+constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
+constexpr SampleOptions kEverything{true, true, true};
 
 TEST(SampleOracle, WordsAreThoseOfThreefry) {  // the authors' known answers
   using Words = std::pair<std::uint32_t, std::uint32_t>;
@@ -118,7 +131,108 @@ TEST(SampleCheck, SaysWhatIsWrongWithARow) {
   EXPECT_FALSE(row([](auto&) {}));
 }
 
-class Sample : public SampleRun {};
+struct Outcome {
+  std::vector<double> tokens, logprobs, top_ids, top_logprobs, history, lengths;
+};
+
+class Sample : public OnDevice {
+ protected:
+  SampleRows upload_rows(const std::vector<SampleCase>& cases, std::int64_t room) {
+    const auto count = static_cast<std::int64_t>(cases.size());
+    std::size_t biases = 0;
+    for (const SampleCase& c : cases) biases = std::max(biases, c.bias.size());
+    std::vector<float> numbers(cases.size() * 6);
+    std::vector<std::int32_t> whole(cases.size() * 6);
+    std::vector<double> history, lengths, ids, bias;
+    for (std::size_t b = 0; b < cases.size(); ++b) {
+      const SampleCase& c = cases[b];
+      ops::put_sample_row(c.row, std::span<float, 6>(numbers.data() + 6 * b, 6),
+                          std::span<std::int32_t, 6>(whole.data() + 6 * b, 6));
+      for (std::int64_t j = 0; j < room; ++j) {
+        const auto at = static_cast<std::size_t>(j);
+        history.push_back(at < c.history.size() ? c.history[at] : 0);  // 0 must not count
+      }
+      lengths.push_back(static_cast<double>(c.history.size()));
+      for (std::size_t k = 0; k < biases; ++k) {
+        ids.push_back(k < c.bias.size() ? c.bias[k].first : -1);
+        bias.push_back(k < c.bias.size() ? static_cast<double>(c.bias[k].second) : 7);
+      }
+    }
+    SampleRows rows{
+        encoder().empty({count, 6}, DType::kF32), encoder().empty({count, 6}, DType::kI32),
+        upload(history, {count, room}, DType::kI32), upload(lengths, {count}, DType::kI32)};
+    encoder().upload(numbers.data(), rows.numbers.bytes(), rows.numbers);
+    encoder().upload(whole.data(), rows.whole.bytes(), rows.whole);
+    if (biases != 0) {
+      const Shape shape{count, static_cast<std::int64_t>(biases)};
+      rows.bias_ids = upload(ids, shape, DType::kI32);
+      rows.bias = upload(bias, shape, DType::kF32);
+    }
+    return rows;
+  }
+  Tensor upload_logits(const std::vector<SampleCase>& cases, DType dtype, std::int64_t offset = 0) {
+    std::vector<double> logits;
+    for (const SampleCase& c : cases) {
+      logits.insert(logits.end(), c.logits.begin(), c.logits.end());
+    }
+    const auto count = static_cast<std::int64_t>(cases.size());
+    return upload(logits, {count, static_cast<std::int64_t>(logits.size()) / count}, dtype, offset);
+  }
+  static std::int64_t room_for(const std::vector<SampleCase>& cases) {
+    std::size_t most = 0;
+    for (const SampleCase& c : cases) most = std::max(most, c.history.size());
+    return static_cast<std::int64_t>(most) + 1;
+  }
+
+  Outcome run(const std::vector<SampleCase>& cases, DType dtype, SampleForm form,
+              std::int64_t offset = 0) {
+    const SampleRows rows = upload_rows(cases, room_for(cases));
+    const ops::Sampled s =
+        ops::run_sample(encoder(), upload_logits(cases, dtype, offset), rows, kEverything, form);
+    return {download(s.tokens),       download(s.logprobs),   download(s.top_ids),
+            download(s.top_logprobs), download(rows.history), download(rows.lengths)};
+  }
+  // What logits are stored as is what the oracle is given.
+  void check(const std::string& what, std::vector<SampleCase> cases, DType dtype,
+             std::int64_t offset = 0) {
+    for (SampleCase& c : cases) {
+      for (double& v : c.logits) v = round_to(dtype, v);
+    }
+    const auto room = static_cast<std::size_t>(room_for(cases));
+    std::vector<Chosen> want;
+    for (const SampleCase& c : cases) want.push_back(choose(c));
+    for (const SampleForm form : {SampleForm::kQuickest, SampleForm::kPortable}) {
+      if (form == SampleForm::kPortable && GetParam() == Backend::kCpu) continue;
+      const Outcome got = run(cases, dtype, form, offset);
+      const std::string at = what + ", " + name_of(dtype) + ", " +
+                             std::to_string(cases.front().logits.size()) + " tokens, form " +
+                             std::to_string(static_cast<int>(form));
+      Refs logprobs, top_logprobs;
+      std::vector<double> top_ids;
+      for (std::size_t b = 0; b < cases.size(); ++b) {
+        ASSERT_EQ(got.tokens[b], want[b].token) << at << ", row " << b;
+        logprobs.push_back({want[b].logprob.value, want[b].logprob.scale});
+        top_ids.insert(top_ids.end(), want[b].top_ids.begin(), want[b].top_ids.end());
+        for (const Sized& s : want[b].top_logprobs) top_logprobs.push_back({s.value, s.scale});
+        const std::size_t length = cases[b].history.size();
+        const bool chosen = want[b].token >= 0;
+        EXPECT_EQ(got.lengths[b], static_cast<double>(length + (chosen ? 1 : 0))) << at;
+        for (std::size_t j = 0; j < room; ++j) {
+          const double before = j < length ? cases[b].history[j] : 0;
+          const double now = j == length && chosen ? want[b].token : before;
+          EXPECT_EQ(got.history[b * room + j], now) << at << ", row " << b << ", " << j;
+        }
+      }
+      // Sums are exact: 64 stands for the roundings of a weight.
+      EXPECT_EQ(count_wrong(got.logprobs, logprobs, DType::kF32, 64), 0) << at;
+      EXPECT_EQ(got.top_ids, top_ids) << at;
+      EXPECT_EQ(count_wrong(got.top_logprobs, top_logprobs, DType::kF32, 64), 0) << at;
+    }
+  }
+  std::vector<double> tokens(const std::vector<SampleCase>& cases, DType dtype = DType::kF32) {
+    return run(cases, dtype, SampleForm::kQuickest).tokens;
+  }
+};
 
 TEST_P(Sample, MatchesOracleForEveryShape) {
   Noise noise(1);
@@ -248,6 +362,222 @@ TEST_P(Sample, RowsWithNothingToChoose) {
     for (SampleCase& c : cases) c.row.temperature = temperature;
     EXPECT_EQ(tokens(cases), (std::vector<double>{-1, -1, -1, 1, -1, -1, -1}));
     for (const DType dtype : kTypes) check("bad", cases, dtype);
+  }
+}
+
+TEST_P(Sample, GreedyTakesTheFirstOfTheLargest) {
+  std::vector<SampleCase> cases(3);
+  cases[0].logits = {1, 5, 3, 5};
+  cases[1].logits = {-7, -INFINITY, -3, -3};
+  cases[2].logits = {-0.0, 0, -0.0, -1};
+  EXPECT_EQ(tokens(cases), (std::vector<double>{1, 2, 0}));
+}
+
+TEST_P(Sample, PenaltiesByHand) {
+  const auto greedy = [&](const std::vector<double>& logits, std::vector<std::int32_t> history,
+                          const std::function<void(SampleCase&)>& set) {
+    SampleCase c{logits, {}, std::move(history)};
+    set(c);
+    return tokens({c}).front();
+  };
+  const auto repeat = [](SampleCase& c) {
+    c.row.repetition_penalty = 2;
+    c.row.repetition_context = 2;
+  };
+  EXPECT_EQ(greedy({4, 3}, {}, repeat), 0);
+  EXPECT_EQ(greedy({4, 3}, {0}, repeat), 1);        // 4 → 2
+  EXPECT_EQ(greedy({4, 3}, {0, 0}, repeat), 1);     // once, however often it came
+  EXPECT_EQ(greedy({5, 2}, {0, 0}, repeat), 0);     // 2.5 beats 2: not twice
+  EXPECT_EQ(greedy({4, 3}, {0, 5, 5}, repeat), 0);  // too long ago
+  EXPECT_EQ(greedy({-1, -1.5}, {0}, repeat), 1);    // −1 → −2
+  const auto answer = [](SampleCase& c) {
+    c.row.presence_penalty = 1;
+    c.row.frequency_penalty = 0.5;
+    c.row.start = 2;
+  };
+  EXPECT_EQ(greedy({4, 3}, {0, 0}, answer), 0);       // the prompt does not count
+  EXPECT_EQ(greedy({4, 2.6}, {0, 0, 0}, answer), 1);  // 4 → 2.5
+  EXPECT_EQ(greedy({4, 2.4}, {0, 0, 0}, answer), 0);
+  EXPECT_EQ(greedy({4, 2.1}, {0, 0, 0, 0}, answer), 1);  // 4 → 2
+  const auto recent = [](SampleCase& c) {
+    c.row.frequency_penalty = 1;
+    c.row.penalty_context = 2;
+  };
+  EXPECT_EQ(greedy({4, 1.5}, {0, 0, 0}, recent), 0);  // 4 → 2, of three the last two
+  EXPECT_EQ(greedy({4, 2.5}, {0, 0, 0}, recent), 1);
+  const auto bias = [](SampleCase& c) {
+    c.bias = {{1, 2}, {9, 50}, {1, -50}, {-1, 50}};
+  };
+  EXPECT_EQ(greedy({4, 3}, {}, bias), 1);
+  EXPECT_EQ(greedy({4, 1}, {}, bias), 0);
+}
+
+TEST_P(Sample, LongHistories) {
+  Noise noise(8);
+  for (const std::int64_t tokens : {50, 20000}) {
+    std::vector<SampleCase> cases;
+    for (int b = 0; b < 3; ++b) {
+      SampleCase c = any_case(noise, tokens, 2);
+      c.history.clear();
+      for (int j = 0; j < 7000; ++j) {
+        c.history.push_back(static_cast<std::int32_t>(noise.below(tokens)));
+      }
+      c.row.repetition_penalty = 1.3;
+      c.row.repetition_context = b == 0 ? -1 : 4500;
+      c.row.frequency_penalty = 0.1;
+      c.row.penalty_context = b == 1 ? -1 : 5000;
+      c.row.start = 2500 * b;
+      cases.push_back(c);
+    }
+    check("long histories", cases, DType::kF32);
+  }
+}
+
+// History that is full, and lengths that no history has: nothing is written outside.
+TEST_P(Sample, FullHistory) {
+  for (const SampleForm form : {SampleForm::kQuickest, SampleForm::kPortable}) {
+    std::vector<SampleCase> cases(4, {{1, 3, 2, 2.9}, {}, {1, 2, 1}});
+    for (SampleCase& c : cases) {
+      c.row.repetition_penalty = 1.2;  // 3 → 2.5, 2 → 1.67
+      c.row.repetition_context = 3;
+    }
+    const SampleRows rows = upload_rows(cases, 3);
+    const std::vector<std::int32_t> lengths{3, 4, 5, -2};
+    encoder().upload(lengths.data(), 16, rows.lengths);
+    const Tensor logits = upload_logits(cases, DType::kF32);
+    const ops::Sampled s = ops::run_sample(encoder(), logits, rows, {false, false, true}, form);
+    EXPECT_EQ(download(s.tokens), (std::vector<double>{3, 3, 3, 1}));
+    EXPECT_FALSE(s.logprobs.defined());
+    EXPECT_EQ(download(rows.lengths), (std::vector<double>{4, 5, 6, -1}));
+    EXPECT_EQ(download(rows.history), (std::vector<double>{1, 2, 1, 1, 2, 1, 1, 2, 1, 1, 2, 1}));
+  }
+}
+
+TEST_P(Sample, RowsDoNotDependOnTheirBatch) {
+  Noise noise(11);
+  for (const std::int64_t count : {300, 9000}) {
+    std::vector<SampleCase> cases;
+    for (int b = 0; b < 19; ++b) cases.push_back(any_case(noise, count, 1));
+    const auto together = tokens(cases);
+    for (std::size_t b = 0; b < cases.size(); b += 3) {
+      EXPECT_EQ(tokens({cases[b]}).front(), together[b]) << b;
+    }
+    std::reverse(cases.begin(), cases.end());
+    auto turned = tokens(cases);
+    std::reverse(turned.begin(), turned.end());
+    EXPECT_EQ(turned, together);
+  }
+}
+
+// The draws of one row at many positions: as often as their probabilities say. The seed is fixed.
+TEST_P(Sample, DrawsFollowTheProbabilities) {
+  constexpr int kRows = 500, kDraws = 20000;
+  const auto chi_square = [&](double temperature, const std::function<void(SampleRow&)>& filter,
+                              const std::set<std::int32_t>& kept) {
+    SampleCase c{{0.3, -1, 2, 1.1, 0, 0.9, -0.4, 1.7}};
+    c.row.temperature = temperature;
+    filter(c.row);
+    std::vector<SampleCase> cases(kRows, c);
+    for (std::size_t b = 0; b < cases.size(); ++b) cases[b].row.seed = b;
+    std::map<std::int32_t, double> seen;
+    const SampleRows rows = upload_rows(cases, 0);
+    const Tensor logits = upload_logits(cases, DType::kF32);
+    for (int i = 0; i < kDraws / kRows; ++i) {  // append moves the positions on
+      const auto got = download(ops::sample(encoder(), logits, rows, {false, false, true}).tokens);
+      for (const double token : got) seen[static_cast<std::int32_t>(token)] += 1;
+    }
+    double all = 0, sum = 0;
+    for (const std::int32_t token : kept) {
+      all += std::exp(c.logits[static_cast<std::size_t>(token)] / temperature);
+    }
+    for (const auto& [token, n] : seen) {
+      EXPECT_TRUE(kept.count(token)) << token;
+      const double p = std::exp(c.logits[static_cast<std::size_t>(token)] / temperature) / all;
+      sum += (n - p * kDraws) * (n - p * kDraws) / (p * kDraws);
+    }
+    EXPECT_EQ(seen.size(), kept.size());
+    EXPECT_LT(sum, 26.1);  // 7 degrees of freedom or fewer: once in 2000 times
+  };
+  const auto none = [](SampleRow&) {
+  };
+  chi_square(1, none, {0, 1, 2, 3, 4, 5, 6, 7});
+  chi_square(0.5, none, {0, 1, 2, 3, 4, 5, 6, 7});
+  chi_square(2, [](SampleRow& r) { r.top_k = 3; }, {2, 7, 3});
+  // p: 0.341 0.252 0.138 0.113 …
+  chi_square(1, [](SampleRow& r) { r.top_p = 0.7; }, {2, 7, 3});
+  chi_square(1, [](SampleRow& r) { r.min_p = 0.3; }, {2, 7, 3, 5});
+}
+
+TEST_P(Sample, SeedAndPositionChooseTheNumber) {
+  SampleCase c{std::vector<double>(1000, 0.0)};
+  c.row.temperature = 1;
+  std::set<double> seen;
+  for (int i = 0; i < 12; ++i) {
+    c.row.seed = i < 4 ? 5ULL + (static_cast<std::uint64_t>(i) << 32U) : static_cast<unsigned>(i);
+    c.history.assign(static_cast<std::size_t>(i < 8 ? 0 : i), 0);
+    seen.insert(tokens({c}).front());
+  }
+  EXPECT_GE(seen.size(), 10U);  // of 1000 tokens; equal words would be equal tokens
+}
+
+TEST_P(Sample, ACapturedStepSeesNewSettings) {
+  Noise noise(21);
+  std::vector<SampleCase> cases;
+  for (int b = 0; b < 3; ++b) cases.push_back(any_case(noise, 6000, 1));
+  const std::int64_t room = room_for(cases) + 4;
+  SampleRows rows = upload_rows(cases, room);
+  const Tensor logits = upload_logits(cases, DType::kF32);
+  encoder().begin_capture();
+  const ops::Sampled s = ops::sample(encoder(), logits, rows, kEverything);
+  const auto graph = encoder().end_capture();
+  for (SampleCase& c : cases) {
+    for (double& v : c.logits) v = round_to(DType::kF32, v);
+  }
+  for (int step = 0; step < 4; ++step) {
+    for (SampleCase& c : cases) {
+      c.row.temperature = step == 2 ? 0 : 1 + 0.1 * step;
+      c.row.seed += 1;
+    }
+    const SampleRows now = upload_rows(cases, room);
+    encoder().copy(now.numbers, rows.numbers);
+    encoder().copy(now.whole, rows.whole);
+    encoder().replay(*graph);
+    const auto got = download(s.tokens);
+    for (std::size_t b = 0; b < cases.size(); ++b) {
+      EXPECT_EQ(got[b], choose(cases[b]).token) << step << ", row " << b;
+      cases[b].history.push_back(static_cast<std::int32_t>(got[b]));
+    }
+  }
+}
+
+TEST_P(Sample, StridedInputs) {
+  Noise noise(31);
+  std::vector<SampleCase> cases;
+  std::vector<double> logits;
+  for (int b = 0; b < 4; ++b) {
+    cases.push_back(any_case(noise, 77, 1));
+    for (double& v : cases.back().logits) {
+      v = round_to(DType::kBF16, v);
+      logits.push_back(v);
+    }
+  }
+  const SampleRows rows = upload_rows(cases, room_for(cases));
+  const Tensor x = upload_strided(logits, {4, 77}, DType::kBF16);
+  const auto got = download(ops::sample(encoder(), x, rows).tokens);
+  for (std::size_t b = 0; b < 4; ++b) EXPECT_EQ(got[b], choose(cases[b]).token) << b;
+}
+
+TEST_P(Sample, SameBitsOnEveryRun) {
+  Noise noise(41);
+  for (const auto& [rows, count] : {std::pair<int, std::int64_t>{2, 60000}, {18, 700}}) {
+    std::vector<SampleCase> cases;
+    for (int b = 0; b < rows; ++b) cases.push_back(any_case(noise, count, 1));
+    const SampleRows at = upload_rows(cases, room_for(cases));
+    const Tensor logits = upload_logits(cases, DType::kF16);
+    expect_repeatable(encoder(), [&] {
+      const ops::Sampled s = ops::sample(encoder(), logits, at, {true, true, false});
+      return std::vector<Tensor>{s.tokens, s.logprobs, s.top_ids, s.top_logprobs};
+    });
   }
 }
 
