@@ -1,4 +1,4 @@
-// optimiser: steps of AdamW, Adam and SGD over many parameters at once, and the norm of their gradients.
+// optimiser: steps of AdamW, Adam, SGD and Lion over many parameters at once, and the norm of their gradients.
 //
 // Formula    t       counts steps from 1; lr is the learning rate; s the factor of the gradients (1 without)
 //            adamw   g = s·grad; m ← β₁·m + (1−β₁)·g; v ← β₂·v + (1−β₂)·g²
@@ -6,6 +6,8 @@
 //                    c₁ = 1 / (1−β₁ᵗ), c₂ = 1 / √(1−β₂ᵗ) with bias correction, else both 1
 //            sgd     g = s·grad + decay·w; without momentum w ← w − lr·g
 //                    v ← momentum·v + (1−dampening)·g; w ← w − lr·(nesterov ? g + momentum·v : v)
+//            lion    g = s·grad; c = β₁·m + (1−β₁)·g; m ← β₂·m + (1−β₂)·g
+//                    w ← w·(1 − lr·decay) − lr·sign(c), sign(0) = 0
 //            by rows w, m, v and master only where ids name a row, with grad its row: the others do not change, nor do their
 //                    moments decay (lazy Adam), nor their weights. c₁ and c₂ count all steps.
 //            norm    √(Σ grad²) over all elements of all tensors; scale = min(1, most / (norm + 1e-6))
@@ -15,7 +17,7 @@
 //            Parameters and states are written in place.
 // Types      w: f32, f16, bf16. grad: as w, or f32. m, v, master: f32. lr, s, norm, scale: f32; t, ids: i32. With a master
 //            copy the step is made there, and w is it rounded; without, w itself is rounded each time.
-// Cost       adamw: reads w or master, grad, m, v; writes them but grad; by rows n rows of each. norm: reads grad.
+// Cost       adamw: reads w or master, grad, m, v; writes them but grad; by rows n rows of each; lion has no v. norm: reads grad.
 // Limits     lr, t and s are read on the device, so a step can be captured once and replayed with a new rate.
 //            advance adds 1 to t: before each step. A gradient that is not finite makes w so: look at norm.
 //            The norm of gradients past 1.8e19 is inf. The w of a step's slots must not overlap.
@@ -53,7 +55,18 @@ struct SgdSlot {
   Tensor ids = {};
 };
 
-// What all slots of a step share; scale not defined: 1.
+struct LionOptions {
+  double beta1 = 0.9, beta2 = 0.99;
+  float weight_decay = 0;
+};
+
+struct LionSlot {
+  Tensor w, grad, m;
+  Tensor master = {};
+  Tensor ids = {};
+};
+
+// What all slots of a step share; t is adamw's alone; scale not defined: 1.
 struct StepNumbers {
   Tensor lr, t;
   Tensor scale = {};
@@ -63,12 +76,16 @@ Check adamw_step_check(const std::vector<AdamWSlot>& slots, const StepNumbers& n
                        const AdamWOptions& options);
 Check sgd_step_check(const std::vector<SgdSlot>& slots, const StepNumbers& numbers,
                      const SgdOptions& options);
+Check lion_step_check(const std::vector<LionSlot>& slots, const StepNumbers& numbers,
+                      const LionOptions& options);
 Check grad_norm_check(const std::vector<Tensor>& grads);
 
 void adamw_step(CommandEncoder& encoder, const std::vector<AdamWSlot>& slots,
                 const StepNumbers& numbers, const AdamWOptions& options = {});
 void sgd_step(CommandEncoder& encoder, const std::vector<SgdSlot>& slots,
               const StepNumbers& numbers, const SgdOptions& options = {});
+void lion_step(CommandEncoder& encoder, const std::vector<LionSlot>& slots,
+               const StepNumbers& numbers, const LionOptions& options = {});
 void advance(CommandEncoder& encoder, const Tensor& t);
 
 struct GradNorm {

@@ -1,6 +1,7 @@
 #include "mlxtape/ops/optimiser.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -14,8 +15,10 @@ namespace {
 
 constinit const KernelHandle kAdamW("optimiser_adamw");
 constinit const KernelHandle kSgd("optimiser_sgd");
+constinit const KernelHandle kLion("optimiser_lion");
 constinit const KernelHandle kAdamWRows("optimiser_adamw_rows");
 constinit const KernelHandle kSgdRows("optimiser_sgd_rows");
+constinit const KernelHandle kLionRows("optimiser_lion_rows");
 constinit const KernelHandle kSquares("optimiser_squares");
 constinit const KernelHandle kNorm("optimiser_norm");
 constinit const KernelHandle kAdvance("optimiser_advance");
@@ -115,6 +118,12 @@ Check check_rate(const char* name, double value) {
                std::string(name) + " must be in [0, 1), got " + std::to_string(value));
 }
 
+Check check_least(const char* name, double value) {
+  if (value >= 0 && std::isfinite(value)) return std::nullopt;
+  return wrong(Errc::kArgument,
+               std::string(name) + " must be at least 0 and finite, got " + std::to_string(value));
+}
+
 // Two slots that write one parameter would do so at once, in no order.
 template <class Slot>
 Check check_apart(const std::vector<Slot>& slots) {
@@ -177,6 +186,34 @@ int kind_of(const Tensor& w, const Tensor& grad, const Tensor& master, const Ten
          (master.defined() ? 1 : 0) + (ids.defined() ? kByRows : 0);
 }
 
+// What a slot keeps between steps, in the order of the kernels.
+struct State {
+  const char* name;
+  const Tensor& tensor;
+};
+std::array<State, 2> states_of(const AdamWSlot& s) { return {{{"m", s.m}, {"v", s.v}}}; }
+std::array<State, 1> states_of(const SgdSlot& s) { return {{{"v", s.v}}}; }
+std::array<State, 1> states_of(const LionSlot& s) { return {{{"m", s.m}}}; }
+
+template <class Slot>
+Check check_slots(const std::vector<Slot>& slots, const StepNumbers& numbers, bool has_states,
+                  bool has_t) {
+  if (slots.empty()) return std::nullopt;
+  const Backend backend = slots[0].w.backend();
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const Slot& s = slots[i];
+    if (const Check check = check_parameter(s.w, s.grad, s.master, s.ids, backend, i)) return check;
+    if (!has_states) continue;
+    for (const State& state : states_of(s)) {
+      if (const Check check = check_state(state.name, state.tensor, s.w, DType::kF32, i)) {
+        return check;
+      }
+    }
+  }
+  if (const Check check = check_apart(slots)) return check;
+  return check_numbers(numbers, backend, has_t);
+}
+
 // What of a group's slots the kernels need to know, and the ids behind all other inputs.
 template <class Slot>
 void describe(const std::vector<Slot>& slots, const std::vector<std::size_t>& group,
@@ -197,44 +234,66 @@ void describe(const std::vector<Slot>& slots, const std::vector<std::size_t>& gr
   for (const std::size_t i : group) in.emplace_back(slots[i].ids);
 }
 
+// As few launches as there are kinds of slots, or more where one has not room for all. t not defined: not counted.
+template <class Slot>
+void step(CommandEncoder& encoder, const std::vector<Slot>& slots, const StepNumbers& numbers,
+          OptimiserArgs args, const KernelHandle& dense, const KernelHandle& by_rows) {
+  const auto key = [&](std::size_t i) {
+    return kind_of(slots[i].w, slots[i].grad, slots[i].master, slots[i].ids);
+  };
+  in_groups(slots.size(), key, [&](const std::vector<std::size_t>& group) {
+    std::vector<TensorRef> in{numbers.lr, numbers.t, numbers.scale}, out;
+    describe(slots, group, args, in);
+    for (const std::size_t i : group) {
+      out.emplace_back(slots[i].w);
+      for (const State& state : states_of(slots[i])) out.emplace_back(state.tensor);
+      out.emplace_back(slots[i].master);
+    }
+    const Slot& first = slots[group[0]];
+    encoder.dispatch(first.ids.defined() ? by_rows : dense, first.w.dtype(), args, in, out);
+  });
+}
+
+// Two moments' shares, as AdamW and Lion have them.
+template <class Options>
+OptimiserArgs args_of(const Options& options) {
+  OptimiserArgs args{};
+  args.beta1 = static_cast<float>(options.beta1);
+  args.beta2 = static_cast<float>(options.beta2);
+  args.rest1 = static_cast<float>(1 - options.beta1);
+  args.rest2 = static_cast<float>(1 - options.beta2);
+  args.weight_decay = options.weight_decay;
+  return args;
+}
+
 }  // namespace
 
 Check adamw_step_check(const std::vector<AdamWSlot>& slots, const StepNumbers& numbers,
                        const AdamWOptions& options) {
   if (const Check check = check_rate("beta1", options.beta1)) return check;
   if (const Check check = check_rate("beta2", options.beta2)) return check;
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    const AdamWSlot& s = slots[i];
-    if (const Check check =
-            check_parameter(s.w, s.grad, s.master, s.ids, slots[0].w.backend(), i)) {
-      return check;
-    }
-    if (const Check check = check_state("m", s.m, s.w, DType::kF32, i)) return check;
-    if (const Check check = check_state("v", s.v, s.w, DType::kF32, i)) return check;
-  }
-  if (slots.empty()) return std::nullopt;
-  if (const Check check = check_apart(slots)) return check;
-  return check_numbers(numbers, slots[0].w.backend(), true);
+  if (const Check check = check_least("eps", options.eps)) return check;
+  if (const Check check = check_least("weight_decay", options.weight_decay)) return check;
+  return check_slots(slots, numbers, true, true);
 }
 
 Check sgd_step_check(const std::vector<SgdSlot>& slots, const StepNumbers& numbers,
                      const SgdOptions& options) {
   if (const Check check = check_rate("momentum", options.momentum)) return check;
+  if (const Check check = check_least("weight_decay", options.weight_decay)) return check;
+  if (const Check check = check_least("dampening", options.dampening)) return check;
   if (options.nesterov && (options.momentum == 0 || options.dampening != 0)) {
     return wrong(Errc::kArgument, "nesterov needs momentum and no dampening");
   }
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    const SgdSlot& s = slots[i];
-    if (const Check check =
-            check_parameter(s.w, s.grad, s.master, s.ids, slots[0].w.backend(), i)) {
-      return check;
-    }
-    if (options.momentum == 0) continue;
-    if (const Check check = check_state("v", s.v, s.w, DType::kF32, i)) return check;
-  }
-  if (slots.empty()) return std::nullopt;
-  if (const Check check = check_apart(slots)) return check;
-  return check_numbers(numbers, slots[0].w.backend(), false);
+  return check_slots(slots, numbers, options.momentum != 0, false);
+}
+
+Check lion_step_check(const std::vector<LionSlot>& slots, const StepNumbers& numbers,
+                      const LionOptions& options) {
+  if (const Check check = check_rate("beta1", options.beta1)) return check;
+  if (const Check check = check_rate("beta2", options.beta2)) return check;
+  if (const Check check = check_least("weight_decay", options.weight_decay)) return check;
+  return check_slots(slots, numbers, true, false);
 }
 
 Check grad_norm_check(const std::vector<Tensor>& grads) {
@@ -259,53 +318,30 @@ Check grad_norm_check(const std::vector<Tensor>& grads) {
 void adamw_step(CommandEncoder& encoder, const std::vector<AdamWSlot>& slots,
                 const StepNumbers& numbers, const AdamWOptions& options) {
   require(adamw_step_check(slots, numbers, options));
-  const auto key = [&](std::size_t i) {
-    return kind_of(slots[i].w, slots[i].grad, slots[i].master, slots[i].ids);
-  };
-  in_groups(slots.size(), key, [&](const std::vector<std::size_t>& group) {
-    const AdamWSlot& first = slots[group[0]];
-    OptimiserArgs args{};
-    args.beta1 = static_cast<float>(options.beta1);
-    args.beta2 = static_cast<float>(options.beta2);
-    args.rest1 = static_cast<float>(1 - options.beta1);
-    args.rest2 = static_cast<float>(1 - options.beta2);
-    args.eps = options.eps;
-    args.weight_decay = options.weight_decay;
-    args.log_beta1 = static_cast<float>(std::log(options.beta1));
-    args.log_beta2 = static_cast<float>(std::log(options.beta2));
-    args.bias_correction = options.bias_correction;
-    std::vector<TensorRef> in{numbers.lr, numbers.t, numbers.scale}, out;
-    describe(slots, group, args, in);
-    for (const std::size_t i : group) {
-      const AdamWSlot& s = slots[i];
-      out.insert(out.end(), {s.w, s.m, s.v, s.master});
-    }
-    encoder.dispatch(first.ids.defined() ? kAdamWRows : kAdamW, first.w.dtype(), args, in, out);
-  });
+  OptimiserArgs args = args_of(options);
+  args.eps = options.eps;
+  args.log_beta1 = static_cast<float>(std::log(options.beta1));
+  args.log_beta2 = static_cast<float>(std::log(options.beta2));
+  args.bias_correction = options.bias_correction;
+  step(encoder, slots, numbers, args, kAdamW, kAdamWRows);
 }
 
 void sgd_step(CommandEncoder& encoder, const std::vector<SgdSlot>& slots,
               const StepNumbers& numbers, const SgdOptions& options) {
   require(sgd_step_check(slots, numbers, options));
-  const auto key = [&](std::size_t i) {
-    return kind_of(slots[i].w, slots[i].grad, slots[i].master, slots[i].ids);
-  };
-  in_groups(slots.size(), key, [&](const std::vector<std::size_t>& group) {
-    const SgdSlot& first = slots[group[0]];
-    OptimiserArgs args{};
-    args.beta1 = options.momentum;
-    args.eps = 1 - options.dampening;
-    args.weight_decay = options.weight_decay;
-    args.bias_correction = options.nesterov;
-    args.has_momentum = options.momentum != 0;
-    std::vector<TensorRef> in{numbers.lr, numbers.scale}, out;
-    describe(slots, group, args, in);
-    for (const std::size_t i : group) {
-      const SgdSlot& s = slots[i];
-      out.insert(out.end(), {s.w, s.v, s.master});
-    }
-    encoder.dispatch(first.ids.defined() ? kSgdRows : kSgd, first.w.dtype(), args, in, out);
-  });
+  OptimiserArgs args{};
+  args.beta1 = options.momentum;
+  args.rest1 = 1 - options.dampening;
+  args.weight_decay = options.weight_decay;
+  args.nesterov = options.nesterov;
+  args.has_momentum = options.momentum != 0;
+  step(encoder, slots, {numbers.lr, {}, numbers.scale}, args, kSgd, kSgdRows);
+}
+
+void lion_step(CommandEncoder& encoder, const std::vector<LionSlot>& slots,
+               const StepNumbers& numbers, const LionOptions& options) {
+  require(lion_step_check(slots, numbers, options));
+  step(encoder, slots, {numbers.lr, {}, numbers.scale}, args_of(options), kLion, kLionRows);
 }
 
 void advance(CommandEncoder& encoder, const Tensor& t) {

@@ -16,6 +16,15 @@ namespace mlxtape::ops::HWY_NAMESPACE {
 namespace {
 
 HWY_INLINE VF root(VF v) { return hn::Sqrt(v); }
+// 0 of 0, and NaN of NaN: it must reach the weight.
+HWY_INLINE VF sign(VF v) {
+  const DF d;
+  return hn::IfThenElse(hn::Gt(hn::Abs(v), hn::Zero(d)), hn::CopySign(hn::Set(d, 1), v), v);
+}
+template <class V>
+HWY_INLINE V all(float value) {
+  return hn::Set(DF(), value);
+}
 #undef MT_STEP
 #define MT_STEP HWY_INLINE
 #include "optimiser_formula.h"  // NOLINT: inside this namespace, once for each target
@@ -83,80 +92,46 @@ HWY_INLINE void store_some(DF d, VF v, float* p, std::size_t count) {
   count == hn::Lanes(d) ? store(d, v, p) : store_n(d, v, p, count);
 }
 
-template <bool kRows, class T, class G>
-void adamw_all(const KernelCall& call) {
+template <template <class> class Rule, bool kRows, class T, class G>
+void step_all(const KernelCall& call) {
+  constexpr std::size_t kStates = Rule<VF>::kStates, kEach = kStates + 2;
   const auto& args = call.as<OptimiserArgs>();
-  const float lr = *call.input<float>(0);
-  const auto t = static_cast<float>(*call.input<std::int32_t>(1));
+  const float t = call.in[1] == nullptr ? 0 : static_cast<float>(*call.input<std::int32_t>(1));
   const float scale = call.in[2] == nullptr ? 1 : *call.input<float>(2);
-  const bool corrects = args.bias_correction != 0;
-  const float c1 = corrects ? -1 / std::expm1(t * args.log_beta1) : 1;
-  const float c2 = corrects ? 1 / std::sqrt(-std::expm1(t * args.log_beta2)) : 1;
+  const Rule<VF> rule(args, *call.input<float>(0), t);
   for_pieces(args, [&](std::size_t p, std::int64_t first, std::int64_t, std::size_t n) HWY_ATTR {
     const DF d;
-    const AdamWRates<VF> rates{hn::Set(d, 1 - lr * args.weight_decay),
-                               hn::Set(d, args.beta1),
-                               hn::Set(d, args.rest1),
-                               hn::Set(d, args.beta2),
-                               hn::Set(d, args.rest2),
-                               hn::Set(d, lr * c1),
-                               hn::Set(d, c2),
-                               hn::Set(d, args.eps)};
     const VF factor = hn::Set(d, scale);
     const std::size_t ids = 3 + static_cast<std::size_t>(args.count) + p;
     const auto run = [&](std::int64_t from, std::int64_t to, std::size_t some) HWY_ATTR {
-      float* m = call.output<float>(4 * p + 1) + to;
-      float* v = call.output<float>(4 * p + 2) + to;
-      float* master = call.output<float>(4 * p + 3);
-      step_piece(call.output<T>(4 * p) + to, master == nullptr ? nullptr : master + to,
+      float* states[kStates];
+      for (std::size_t k = 0; k < kStates; ++k) {
+        states[k] = call.output<float>(kEach * p + 1 + k);
+        if (states[k] != nullptr) states[k] += to;
+      }
+      float* master = call.output<float>(kEach * p + kEach - 1);
+      step_piece(call.output<T>(kEach * p) + to, master == nullptr ? nullptr : master + to,
                  call.input<G>(3 + p) + from, some,
                  [&](std::size_t i, std::size_t count, VF g, VF& w) HWY_ATTR {
-                   VF vm = load_some(d, m + i, count), vv = load_some(d, v + i, count);
-                   adamw(rates, hn::Mul(g, factor), w, vm, vv);
-                   store_some(d, vm, m + i, count);
-                   store_some(d, vv, v + i, count);
+                   VF values[kStates];
+                   for (std::size_t k = 0; k < kStates; ++k) {
+                     values[k] =
+                         states[k] == nullptr ? hn::Zero(d) : load_some(d, states[k] + i, count);
+                   }
+                   rule(hn::Mul(g, factor), w, values);
+                   for (std::size_t k = 0; k < kStates; ++k) {
+                     if (states[k] != nullptr) store_some(d, values[k], states[k] + i, count);
+                   }
                  });
     };
     for_runs<kRows>(call, ids, p, first, n, run);
   });
 }
 
-template <bool kRows, class T, class G>
-void sgd_all(const KernelCall& call) {
-  const auto& args = call.as<OptimiserArgs>();
-  const float lr = *call.input<float>(0);
-  const float scale = call.in[1] == nullptr ? 1 : *call.input<float>(1);
-  for_pieces(args, [&](std::size_t p, std::int64_t first, std::int64_t, std::size_t n) HWY_ATTR {
-    const DF d;
-    const SgdRates<VF> rates{hn::Set(d, lr), hn::Set(d, args.weight_decay), hn::Set(d, args.beta1),
-                             hn::Set(d, args.eps)};
-    const VF factor = hn::Set(d, scale);
-    const bool has_momentum = args.has_momentum != 0, nesterov = args.bias_correction != 0;
-    const std::size_t ids = 2 + static_cast<std::size_t>(args.count) + p;
-    const auto run = [&](std::int64_t from, std::int64_t to, std::size_t some) HWY_ATTR {
-      float* v = has_momentum ? call.output<float>(3 * p + 1) + to : nullptr;
-      float* master = call.output<float>(3 * p + 2);
-      step_piece(call.output<T>(3 * p) + to, master == nullptr ? nullptr : master + to,
-                 call.input<G>(2 + p) + from, some,
-                 [&](std::size_t i, std::size_t count, VF g, VF& w) HWY_ATTR {
-                   VF vv = has_momentum ? load_some(d, v + i, count) : hn::Zero(d);
-                   sgd(rates, has_momentum, nesterov, hn::Mul(g, factor), w, vv);
-                   if (has_momentum) store_some(d, vv, v + i, count);
-                 });
-    };
-    for_runs<kRows>(call, ids, p, first, n, run);
-  });
-}
-
-template <bool kRows, class T>
-void adamw_step(const KernelCall& call) {
-  call.as<OptimiserArgs>().f32_grads != 0 ? adamw_all<kRows, T, float>(call)
-                                          : adamw_all<kRows, T, T>(call);
-}
-template <bool kRows, class T>
-void sgd_step(const KernelCall& call) {
-  call.as<OptimiserArgs>().f32_grads != 0 ? sgd_all<kRows, T, float>(call)
-                                          : sgd_all<kRows, T, T>(call);
+template <template <class> class Rule, bool kRows, class T>
+void step(const KernelCall& call) {
+  call.as<OptimiserArgs>().f32_grads != 0 ? step_all<Rule, kRows, T, float>(call)
+                                          : step_all<Rule, kRows, T, T>(call);
 }
 
 // A sum for each piece, then the sum of those in order.
@@ -208,14 +183,20 @@ void norm(const KernelCall& call) {
 
 void advance_by_one(const KernelCall& call) { ++*call.output<std::int32_t>(0); }
 
+template <template <class> class Rule, class T>
+void add_steps(KernelRegistry& registry, const std::string& name) {
+  const std::string type = name_of(kDType<T>);
+  registry.add(Backend::kCpu, "optimiser_" + name + "_" + type, step<Rule, false, T>);
+  registry.add(Backend::kCpu, "optimiser_" + name + "_rows_" + type, step<Rule, true, T>);
+}
+
 template <class T>
 void add_kernels(KernelRegistry& registry) {
-  const std::string type = name_of(kDType<T>);
-  registry.add(Backend::kCpu, "optimiser_adamw_" + type, adamw_step<false, T>);
-  registry.add(Backend::kCpu, "optimiser_sgd_" + type, sgd_step<false, T>);
-  registry.add(Backend::kCpu, "optimiser_adamw_rows_" + type, adamw_step<true, T>);
-  registry.add(Backend::kCpu, "optimiser_sgd_rows_" + type, sgd_step<true, T>);
-  registry.add(Backend::kCpu, "optimiser_squares_" + type, squares<T>, squares_workspace);
+  add_steps<AdamWRule, T>(registry, "adamw");
+  add_steps<SgdRule, T>(registry, "sgd");
+  add_steps<LionRule, T>(registry, "lion");
+  registry.add(Backend::kCpu, std::string("optimiser_squares_") + name_of(kDType<T>), squares<T>,
+               squares_workspace);
 }
 
 }  // namespace

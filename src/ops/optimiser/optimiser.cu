@@ -19,6 +19,12 @@ using cuda::narrow;
 using cuda::widen;
 
 __device__ __forceinline__ float root(float v) { return sqrtf(v); }
+// 0 of 0, and NaN of NaN: it must reach the weight.
+__device__ __forceinline__ float sign(float v) { return fabsf(v) > 0 ? copysignf(1, v) : v; }
+template <class V>
+__device__ __forceinline__ V all(float value) {
+  return value;
+}
 #define MT_STEP __device__ __forceinline__
 #include "optimiser_formula.h"  // NOLINT: inside this namespace
 
@@ -31,8 +37,7 @@ struct Addresses {
   std::int32_t count;
   const void* grad[kOptimiserMost];
   void* w[kOptimiserMost];
-  float* m[kOptimiserMost];
-  float* v[kOptimiserMost];
+  float* states[kOptimiserMostStates][kOptimiserMost];
   float* master[kOptimiserMost];
   const std::int32_t* ids[kOptimiserMostRows];
 };
@@ -121,79 +126,49 @@ __device__ __forceinline__ void for_turns(const OptimiserArgs& args, const Addre
   }
 }
 
-template <bool kRows, class T, class G>
+template <template <class> class Rule, bool kRows, class T, class G>
 __global__ void __launch_bounds__(kThreads)
-    adamw_kernel(__grid_constant__ const OptimiserArgs args, __grid_constant__ const Addresses all,
-                 const float* lr_at, const std::int32_t* t_at, const float* scale_at) {
+    step_kernel(__grid_constant__ const OptimiserArgs args, __grid_constant__ const Addresses all,
+                const float* lr_at, const std::int32_t* t_at, const float* scale_at) {
   cuda::wait_turn();
+  constexpr int kStates = Rule<float>::kStates;
   const Piece piece(all);
   const int p = piece.parameter;
-  const float lr = *lr_at;
-  const auto t = static_cast<float>(*t_at);
   const float factor = scale_at == nullptr ? 1 : *scale_at;
-  const bool corrects = args.bias_correction != 0;
-  const float c1 = corrects ? -1 / expm1f(t * args.log_beta1) : 1;
-  const float c2 = corrects ? 1 / sqrtf(-expm1f(t * args.log_beta2)) : 1;
-  const AdamWRates<float> rates{1 - lr * args.weight_decay,
-                                args.beta1,
-                                args.rest1,
-                                args.beta2,
-                                args.rest2,
-                                lr * c1,
-                                c2,
-                                args.eps};
+  const Rule<float> rule(args, *lr_at, t_at == nullptr ? 0 : static_cast<float>(*t_at));
   T* w = static_cast<T*>(all.w[p]);
   const G* grad = static_cast<const G*>(all.grad[p]);
-  float* m = all.m[p];
-  float* v = all.v[p];
   float* master = all.master[p];
-  const bool aligned =
-      is_whole(w) && is_whole(grad) && is_whole(m) && is_whole(v) && is_whole(master);
-  for_turns<kRows>(args, all, piece, aligned,
-                   [&](std::int64_t from, std::int64_t i, bool whole, int count) {
-                     float vw[kEach], vg[kEach], vm[kEach], vv[kEach];
-                     load_some(grad + from, whole, count, vg);
-                     load_some(m + i, whole, count, vm);
-                     load_some(v + i, whole, count, vv);
-                     master != nullptr ? load_some(master + i, whole, count, vw)
-                                       : load_some(w + i, whole, count, vw);
+  float* states[kStates];
+  bool aligned = is_whole(w) && is_whole(grad) && is_whole(master);
 #pragma unroll
-                     for (int k = 0; k < kEach; ++k)
-                       adamw(rates, vg[k] * factor, vw[k], vm[k], vv[k]);
-                     store_some(m + i, whole, count, vm);
-                     store_some(v + i, whole, count, vv);
-                     if (master != nullptr) store_some(master + i, whole, count, vw);
-                     store_some(w + i, whole, count, vw);
-                   });
-}
-
-template <bool kRows, class T, class G>
-__global__ void __launch_bounds__(kThreads)
-    sgd_kernel(__grid_constant__ const OptimiserArgs args, __grid_constant__ const Addresses all,
-               const float* lr_at, const float* scale_at) {
-  cuda::wait_turn();
-  const Piece piece(all);
-  const int p = piece.parameter;
-  const float factor = scale_at == nullptr ? 1 : *scale_at;
-  const SgdRates<float> rates{*lr_at, args.weight_decay, args.beta1, args.eps};
-  const bool has_momentum = args.has_momentum != 0, nesterov = args.bias_correction != 0;
-  T* w = static_cast<T*>(all.w[p]);
-  const G* grad = static_cast<const G*>(all.grad[p]);
-  float* v = all.v[p];
-  float* master = all.master[p];
-  const bool aligned = is_whole(w) && is_whole(grad) && is_whole(v) && is_whole(master);
+  for (int s = 0; s < kStates; ++s) {
+    states[s] = all.states[s][p];
+    aligned = aligned && is_whole(states[s]);
+  }
   for_turns<kRows>(args, all, piece, aligned,
                    [&](std::int64_t from, std::int64_t i, bool whole, int count) {
-                     float vw[kEach], vg[kEach], vv[kEach] = {};
+                     float vw[kEach], vg[kEach], vs[kStates][kEach] = {};
                      load_some(grad + from, whole, count, vg);
-                     if (has_momentum) load_some(v + i, whole, count, vv);
+#pragma unroll
+                     for (int s = 0; s < kStates; ++s) {
+                       if (states[s] != nullptr) load_some(states[s] + i, whole, count, vs[s]);
+                     }
                      master != nullptr ? load_some(master + i, whole, count, vw)
                                        : load_some(w + i, whole, count, vw);
 #pragma unroll
                      for (int k = 0; k < kEach; ++k) {
-                       sgd(rates, has_momentum, nesterov, vg[k] * factor, vw[k], vv[k]);
+                       float of_one[kStates];
+#pragma unroll
+                       for (int s = 0; s < kStates; ++s) of_one[s] = vs[s][k];
+                       rule(vg[k] * factor, vw[k], of_one);
+#pragma unroll
+                       for (int s = 0; s < kStates; ++s) vs[s][k] = of_one[s];
                      }
-                     if (has_momentum) store_some(v + i, whole, count, vv);
+#pragma unroll
+                     for (int s = 0; s < kStates; ++s) {
+                       if (states[s] != nullptr) store_some(states[s] + i, whole, count, vs[s]);
+                     }
                      if (master != nullptr) store_some(master + i, whole, count, vw);
                      store_some(w + i, whole, count, vw);
                    });
@@ -250,10 +225,9 @@ __global__ void advance_kernel(std::int32_t* t) {
 
 cudaStream_t stream_of(const KernelCall& call) { return static_cast<cudaStream_t>(call.queue); }
 
-// first: number of the first gradient among the inputs. each: outputs of a parameter; w first, master last. by_rows: ids come
-// behind the gradients.
-Addresses addresses(const KernelCall& call, std::size_t first, std::size_t each,
-                    bool by_rows = false) {
+// first: number of the first gradient among the inputs. states: of a parameter, whose outputs they are with w before and
+// master behind them; -1: there are no outputs. by_rows: ids come behind the gradients.
+Addresses addresses(const KernelCall& call, std::size_t first, int states, bool by_rows = false) {
   const auto& args = call.as<OptimiserArgs>();
   Addresses all{};
   all.count = static_cast<std::int32_t>(args.count);
@@ -268,44 +242,33 @@ Addresses addresses(const KernelCall& call, std::size_t first, std::size_t each,
     if (by_rows) {
       all.ids[p] = call.input<std::int32_t>(first + static_cast<std::size_t>(args.count) + p);
     }
-    if (each == 0) continue;
-    all.w[p] = call.out[each * p];
-    all.v[p] = call.output<float>(each * p + each - 2);
-    all.m[p] = call.output<float>(each * p + 1);
-    all.master[p] = call.output<float>(each * p + each - 1);
+    if (states < 0) continue;
+    const auto count = static_cast<std::size_t>(states), at = (count + 2) * p;
+    all.w[p] = call.out[at];
+    for (std::size_t s = 0; s < count; ++s) all.states[s][p] = call.output<float>(at + 1 + s);
+    all.master[p] = call.output<float>(at + 1 + count);
   }
   return all;
 }
 
 std::int64_t pieces_of(const Addresses& all) { return all.ends[all.count - 1]; }
 
-template <bool kRows, class T>
-void adamw_step(const KernelCall& call) {
+template <template <class> class Rule, bool kRows, class T>
+void step(const KernelCall& call) {
   const auto& args = call.as<OptimiserArgs>();
-  const Addresses all = addresses(call, 3, 4, kRows);
+  const Addresses all = addresses(call, 3, Rule<float>::kStates, kRows);
   if (pieces_of(all) == 0) return;
   const auto run = [&](auto kernel) {
     cuda::launch(kernel, pieces_of(all), kThreads, 0, 1, stream_of(call), args, all,
                  call.input<float>(0), call.input<std::int32_t>(1), call.input<float>(2));
   };
-  args.f32_grads != 0 ? run(adamw_kernel<kRows, T, float>) : run(adamw_kernel<kRows, T, T>);
-}
-
-template <bool kRows, class T>
-void sgd_step(const KernelCall& call) {
-  const auto& args = call.as<OptimiserArgs>();
-  const Addresses all = addresses(call, 2, 3, kRows);
-  if (pieces_of(all) == 0) return;
-  const auto run = [&](auto kernel) {
-    cuda::launch(kernel, pieces_of(all), kThreads, 0, 1, stream_of(call), args, all,
-                 call.input<float>(0), call.input<float>(1));
-  };
-  args.f32_grads != 0 ? run(sgd_kernel<kRows, T, float>) : run(sgd_kernel<kRows, T, T>);
+  args.f32_grads != 0 ? run(step_kernel<Rule, kRows, T, float>)
+                      : run(step_kernel<Rule, kRows, T, T>);
 }
 
 template <class T>
 void squares(const KernelCall& call) {
-  const Addresses all = addresses(call, 0, 0);
+  const Addresses all = addresses(call, 0, -1);
   auto* sums = static_cast<float*>(call.workspace);
   if (pieces_of(all) != 0) {
     cuda::launch(squares_kernel<T>, pieces_of(all), kThreads, 0, 1, stream_of(call),
@@ -331,14 +294,20 @@ void advance_by_one(const KernelCall& call) {
   cuda::launch(advance_kernel, 1, 1, 0, 1, stream_of(call), call.output<std::int32_t>(0));
 }
 
+template <template <class> class Rule, class T>
+void add_steps(KernelRegistry& registry, const std::string& name) {
+  const std::string type = name_of(kDType<T>);
+  registry.add(Backend::kCuda, "optimiser_" + name + "_" + type, step<Rule, false, T>);
+  registry.add(Backend::kCuda, "optimiser_" + name + "_rows_" + type, step<Rule, true, T>);
+}
+
 template <class T>
 void add_kernels(KernelRegistry& registry) {
-  const std::string type = name_of(kDType<T>);
-  registry.add(Backend::kCuda, "optimiser_adamw_" + type, adamw_step<false, T>);
-  registry.add(Backend::kCuda, "optimiser_sgd_" + type, sgd_step<false, T>);
-  registry.add(Backend::kCuda, "optimiser_adamw_rows_" + type, adamw_step<true, T>);
-  registry.add(Backend::kCuda, "optimiser_sgd_rows_" + type, sgd_step<true, T>);
-  registry.add(Backend::kCuda, "optimiser_squares_" + type, squares<T>, squares_workspace);
+  add_steps<AdamWRule, T>(registry, "adamw");
+  add_steps<SgdRule, T>(registry, "sgd");
+  add_steps<LionRule, T>(registry, "lion");
+  registry.add(Backend::kCuda, std::string("optimiser_squares_") + name_of(kDType<T>), squares<T>,
+               squares_workspace);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 // Arguments of the optimiser's kernels. One call serves up to kMost parameters, cut into pieces of kPiece
 // elements, so that a thousand small ones cost one launch and a large one fills the machine.
 //
-// Tensors of adamw: in  lr, t, scale, then grad of each; out w, m, v, master of each.
-//         of sgd:   in  lr, scale, then grad of each;    out w, v, master of each.
-//         by rows (adamw_rows, sgd_rows): up to kOptimiserMostRows parameters; in also ids of each, at the end. sizes are
+// Tensors of a step: in  lr, t, scale, then grad of each; out w, the states, master of each. States of adamw: m, v; sgd: v;
+//                    lion: m. Absent: t of a rule that does not count, v of sgd without momentum, scale, master.
+//         by rows (adamw_rows, ...): up to kOptimiserMostRows parameters; in also ids of each, at the end. sizes are
 //         those of the gradients, which the pieces are of.
 //         of squares: in each gradient; out one sum.  norm: in sums; out norm, scale.
 #pragma once
@@ -14,6 +14,7 @@ namespace mlxtape::ops {
 
 constexpr int kOptimiserMost = 64;
 constexpr int kOptimiserMostRows = 8;
+constexpr int kOptimiserMostStates = 2;
 constexpr std::int64_t kOptimiserPiece = 16384;
 
 struct OptimiserArgs {
@@ -21,11 +22,10 @@ struct OptimiserArgs {
   std::int64_t sizes[kOptimiserMost];
   std::int32_t f32_grads;  // else as w
   std::int32_t has_master;
-  float beta1, beta2, eps, weight_decay;  // beta1: momentum of sgd; eps: its 1 − dampening
-  float rest1, rest2;                     // 1 − beta
+  float beta1, beta2, eps, weight_decay;  // beta1: momentum of sgd
+  float rest1, rest2;                     // 1 − beta; of sgd 1 − dampening
   float log_beta1, log_beta2;
-  std::int32_t bias_correction;  // nesterov of sgd
-  std::int32_t has_momentum;
+  std::int32_t bias_correction, has_momentum, nesterov;
   std::int64_t rows[kOptimiserMostRows];    // by rows: of w
   std::int64_t widths[kOptimiserMostRows];  // elements of a row
 };

@@ -54,6 +54,17 @@ std::vector<BenchCase> optimiser_bench_cases() {
                        };
                      }});
   }
+  constexpr std::int64_t kMany = 1 << 24;
+  cases.push_back({"lion", "fwd", std::to_string(kMany), DType::kF32, kMany * 12, kMany * 8, 3, 2,
+                   [=](CommandEncoder& encoder) {
+                     const ops::LionSlot s{random_tensor(encoder, {kMany}, DType::kF32, 1),
+                                           random_tensor(encoder, {kMany}, DType::kF32, 2),
+                                           encoder.zeros({kMany}, DType::kF32)};
+                     const Tensor lr = encoder.full({1}, DType::kF32, 1e-6);
+                     return [=, &encoder] {
+                       ops::lion_step(encoder, {s}, {lr, {}});
+                     };
+                   }});
   add("adamw", 1 << 24, DType::kF32, false);
   add("adamw", 1 << 16, DType::kF32, false);
   add("adamw master", 1 << 24, DType::kBF16, true);

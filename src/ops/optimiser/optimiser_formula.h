@@ -1,33 +1,78 @@
-// The formulas of mlxtape/ops/optimiser.h for numbers of type V, a float or a vector of them. Included inside a
-// backend's own namespace, which has root(V) and, as MT_STEP, how such functions are declared there.
+// The formulas of mlxtape/ops/optimiser.h for numbers of type V, a float or a vector of them: a rule is made of a step's
+// arguments, and applied to a gradient, its weight and its states. Included inside a backend's own namespace, which has
+// root(V), sign(V), all<V>(float) and, as MT_STEP, how such functions are declared there.
 
 template <class V>
-struct AdamWRates {
-  V keep;  // 1 − lr·decay
+struct AdamWRule {
+  static constexpr int kStates = 2;  // m, v
+  V keep;                            // 1 − lr·decay
   V beta1, rest1, beta2, rest2;
   V rate;   // lr·c₁
   V scale;  // c₂
   V eps;
-};
 
-template <class V>
-MT_STEP void adamw(const AdamWRates<V>& r, V g, V& w, V& m, V& v) {
-  m = r.beta1 * m + r.rest1 * g;
-  v = r.beta2 * v + r.rest2 * (g * g);
-  w = w * r.keep - r.rate * m / (root(v) * r.scale + r.eps);
-}
-
-template <class V>
-struct SgdRates {
-  V lr, decay, momentum, rest;
-};
-
-template <class V>
-MT_STEP void sgd(const SgdRates<V>& r, bool has_momentum, bool nesterov, V g, V& w, V& v) {
-  g = g + r.decay * w;
-  if (has_momentum) {
-    v = r.momentum * v + r.rest * g;
-    g = nesterov ? g + r.momentum * v : v;
+  MT_STEP AdamWRule(const OptimiserArgs& a, float lr, float t) {
+    const bool corrects = a.bias_correction != 0;
+    const float c1 = corrects ? -1 / expm1f(t * a.log_beta1) : 1;
+    const float c2 = corrects ? 1 / sqrtf(-expm1f(t * a.log_beta2)) : 1;
+    keep = all<V>(1 - lr * a.weight_decay);
+    beta1 = all<V>(a.beta1);
+    rest1 = all<V>(a.rest1);
+    beta2 = all<V>(a.beta2);
+    rest2 = all<V>(a.rest2);
+    rate = all<V>(lr * c1);
+    scale = all<V>(c2);
+    eps = all<V>(a.eps);
   }
-  w = w - r.lr * g;
-}
+  MT_STEP void operator()(V g, V& w, V* states) const {
+    V &m = states[0], &v = states[1];
+    m = beta1 * m + rest1 * g;
+    v = beta2 * v + rest2 * (g * g);
+    w = w * keep - rate * m / (root(v) * scale + eps);
+  }
+};
+
+template <class V>
+struct SgdRule {
+  static constexpr int kStates = 1;  // v
+  V lr, decay, momentum, rest;
+  bool has_momentum, nesterov;
+
+  MT_STEP SgdRule(const OptimiserArgs& a, float rate, float)
+      : has_momentum(a.has_momentum != 0), nesterov(a.nesterov != 0) {
+    lr = all<V>(rate);
+    decay = all<V>(a.weight_decay);
+    momentum = all<V>(a.beta1);
+    rest = all<V>(a.rest1);
+  }
+  MT_STEP void operator()(V g, V& w, V* states) const {
+    V& v = states[0];
+    g = g + decay * w;
+    if (has_momentum) {
+      v = momentum * v + rest * g;
+      g = nesterov ? g + momentum * v : v;
+    }
+    w = w - lr * g;
+  }
+};
+
+template <class V>
+struct LionRule {
+  static constexpr int kStates = 1;  // m
+  V keep, lr, beta1, rest1, beta2, rest2;
+
+  MT_STEP LionRule(const OptimiserArgs& a, float rate, float) {
+    keep = all<V>(1 - rate * a.weight_decay);
+    lr = all<V>(rate);
+    beta1 = all<V>(a.beta1);
+    rest1 = all<V>(a.rest1);
+    beta2 = all<V>(a.beta2);
+    rest2 = all<V>(a.rest2);
+  }
+  MT_STEP void operator()(V g, V& w, V* states) const {
+    V& m = states[0];
+    const V c = beta1 * m + rest1 * g;
+    m = beta2 * m + rest2 * g;
+    w = w * keep - lr * sign(c);
+  }
+};

@@ -9,6 +9,8 @@ namespace {
 
 using ops::AdamWOptions;
 using ops::AdamWSlot;
+using ops::LionOptions;
+using ops::LionSlot;
 using ops::SgdOptions;
 using ops::SgdSlot;
 
@@ -160,6 +162,61 @@ TEST_P(Optimiser, SgdMatchesOracle) {
   }
 }
 
+// Gradients and moments of few bits: c is exact in f32, and so is its sign, also where it is 0.
+TEST_P(Optimiser, LionMatchesOracle) {
+  const LionOptions forms[] = {{.beta1 = 0.5, .beta2 = 0.75},
+                               {.beta1 = 0.75, .beta2 = 0.9375, .weight_decay = 0.3F}};
+  const auto few = [](Noise& noise, std::int64_t n) {
+    Values values;
+    for (std::int64_t i = 0; i < n; ++i) values.push_back((noise.below(17) - 8.0) / 8);
+    return values;
+  };
+  for (const LionOptions& o : forms) {
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      for (const bool master : {false, true}) {
+        Noise noise(11);
+        const double lr = round_to(DType::kF32, 0.1), scale = 0.5, decay = o.weight_decay;
+        const DType grads = master ? DType::kF32 : dtype;
+        std::vector<LionSlot> slots;
+        std::vector<Values> w, g, m;
+        for (const std::int64_t n : kSizes) {
+          w.push_back(random_values(noise, n, master ? DType::kF32 : dtype));
+          g.push_back(few(noise, n));
+          m.push_back(few(noise, n));
+          LionSlot s{upload(w.back(), {n}, dtype), upload(g.back(), {n}, grads),
+                     upload(m.back(), {n}, DType::kF32)};
+          if (master) s.master = upload(w.back(), {n}, DType::kF32);
+          slots.push_back(s);
+        }
+        ops::lion_step(encoder(), slots, {number(lr), {}, number(scale)}, o);
+        std::size_t ties = 0;
+        for (std::size_t p = 0; p < kSizes.size(); ++p) {
+          Refs want_w, want_m;
+          for (std::size_t i = 0; i < w[p].size(); ++i) {
+            const double grad = scale * g[p][i];
+            const double c = o.beta1 * m[p][i] + (1 - o.beta1) * grad;
+            const double moved = o.beta2 * m[p][i] + (1 - o.beta2) * grad;
+            want_m.push_back({moved, std::abs(m[p][i]) + std::abs(grad)});
+            const double sign = c > 0 ? 1 : c < 0 ? -1 : 0;
+            ties += c == 0 ? 1U : 0U;
+            const double keep = w[p][i] * (1 - lr * decay);
+            want_w.push_back({keep - lr * sign, std::abs(keep) + lr});
+          }
+          expect_close("w", download(slots[p].w), want_w, dtype, 8);
+          expect_close("m", download(slots[p].m), want_m, DType::kF32, 4);
+          if (master) expect_close("master", download(slots[p].master), want_w, DType::kF32, 8);
+        }
+        EXPECT_GT(ties, 0U);
+      }
+    }
+  }
+  const LionSlot bad{upload({1, 2}, {2}, DType::kF32), upload({NAN, 1}, {2}, DType::kF32),
+                     encoder().zeros({2}, DType::kF32)};
+  ops::lion_step(encoder(), {bad}, {number(0.5), {}});
+  EXPECT_TRUE(std::isnan(download(bad.w)[0]));
+  EXPECT_EQ(download(bad.w)[1], 1.5);
+}
+
 TEST_P(Optimiser, NormIsThatOfAllGradients) {
   Noise noise(4);
   for (const std::int64_t offset : {0, 1}) {
@@ -238,6 +295,7 @@ class OptimiserRows : public Optimiser {
     std::vector<Param> params;
     std::vector<AdamWSlot> adamw, adamw_alone;
     std::vector<SgdSlot> sgd, sgd_alone;
+    std::vector<LionSlot> lion, lion_alone;
     for (const std::int64_t width : kWidths) {
       params.push_back(random_param(noise, width, dtype, grads));
       const Param& p = params.back();
@@ -259,6 +317,10 @@ class OptimiserRows : public Optimiser {
           {whole(p.w, dtype), g, whole(p.v, f32), master ? whole(p.w, f32) : Tensor(), ids});
       sgd_alone.push_back(
           {part(p.w, dtype), g, part(p.v, f32), master ? part(p.w, f32) : Tensor()});
+      lion.push_back(
+          {whole(p.w, dtype), g, whole(p.m, f32), master ? whole(p.w, f32) : Tensor(), ids});
+      lion_alone.push_back(
+          {part(p.w, dtype), g, part(p.m, f32), master ? part(p.w, f32) : Tensor()});
     }
     const ops::StepNumbers numbers{number(0.1), count(3), number(0.5)};
     const AdamWOptions o{.bias_correction = true};
@@ -267,6 +329,8 @@ class OptimiserRows : public Optimiser {
     const SgdOptions momentum{.momentum = 0.9F, .weight_decay = 0.1F, .nesterov = true};
     ops::sgd_step(encoder(), sgd, numbers, momentum);
     ops::sgd_step(encoder(), sgd_alone, numbers, momentum);
+    ops::lion_step(encoder(), lion, numbers, {.weight_decay = 0.1F});
+    ops::lion_step(encoder(), lion_alone, numbers, {.weight_decay = 0.1F});
     for (std::size_t i = 0; i < params.size(); ++i) {
       const Param& p = params[i];
       expect_moved(adamw[i].w, p.w, adamw_alone[i].w, p);
@@ -274,9 +338,12 @@ class OptimiserRows : public Optimiser {
       expect_moved(adamw[i].v, p.v, adamw_alone[i].v, p);
       expect_moved(sgd[i].w, p.w, sgd_alone[i].w, p);
       expect_moved(sgd[i].v, p.v, sgd_alone[i].v, p);
+      expect_moved(lion[i].w, p.w, lion_alone[i].w, p);
+      expect_moved(lion[i].m, p.m, lion_alone[i].m, p);
       if (!master) continue;
       expect_moved(adamw[i].master, p.w, adamw_alone[i].master, p);
       expect_moved(sgd[i].master, p.w, sgd_alone[i].master, p);
+      expect_moved(lion[i].master, p.w, lion_alone[i].master, p);
     }
   }
 };
@@ -419,6 +486,31 @@ TEST_P(Optimiser, AsMlx) {
        {0.868065953, -1.83113194, -0.152649492, 2.79593539},
        {0.630906105, -1.96550727, -0.150589198, 2.655514}},
       {1.4275465, 0.585406721, 1.10518003, 1.11068857});
+  const auto lion = [&](const LionOptions& options, const std::vector<Values>& w,
+                        const Values& end_m) {
+    LionSlot s{upload(start, {4}, f32), {}, encoder().zeros({4}, f32)};
+    for (std::size_t i = 0; i < 3; ++i) {
+      s.grad = upload(grads[i], {4}, f32);
+      ops::lion_step(encoder(), {s}, {number(0.1), {}}, options);
+      expect("w", s.w, w[i]);
+    }
+    expect_close("m", download(s.m), refs_of(end_m), f32, 8);
+  };
+  lion({},  // Lion(0.1)
+       {{0.899999976, -1.89999998, 0.400000006, 2.9000001},
+        {1, -2, 0.300000012, 2.80000019},
+        {0.899999976, -2.0999999, 0.400000006, 2.70000029}},
+       {0.0124255, 0.0100989994, 0.014551999, 0.00370025006});
+  lion({.beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.1F},
+       {{0.889999986, -1.88, 0.395000011, 2.87000012},
+        {0.981100023, -1.9612, 0.291050017, 2.74130034},
+        {0.871289015, -2.04158807, 0.388139516, 2.61388755}},
+       {0.060687501, 0.0523750037, 0.0639999956, 0.0175312497});
+  lion({.beta1 = 0.5, .beta2 = 0.5},  // at the second step the first weight stays: its c is 0
+       {{0.899999976, -1.89999998, 0.400000006, 2.9000001},
+        {0.899999976, -2, 0.300000012, 2.80000019},
+        {0.799999952, -2.0999999, 0.400000006, 2.70000029}},
+       {0.5, 0.625, -0.125, 0.09375});
   // mlx.optimizers.clip_grad_norm(…, 1): a gradient times our scale
   const auto norm =
       ops::grad_norm(encoder(), {upload(grads[0], {4}, f32), upload(grads[1], {4}, f32)}, 1);
@@ -498,10 +590,16 @@ TEST(OptimiserCheck, SaysWhatIsWrong) {
   const auto sgd = [&](const SgdSlot& s, SgdOptions o) {
     return ops::sgd_step_check({s}, {one, {}}, o);
   };
+  const auto lion = [&](const LionSlot& s, const LionOptions& o) {
+    return ops::lion_step_check({s}, {one, {}}, o);
+  };
   EXPECT_FALSE(adamw(good, numbers));
   expect_refused({
       {"beta1", adamw(good, numbers, {.beta1 = 1}), Errc::kArgument, "beta1 must be in [0, 1)"},
       {"beta2", adamw(good, numbers, {.beta2 = -1}), Errc::kArgument, "beta2 must be in [0, 1)"},
+      {"eps", adamw(good, numbers, {.eps = -1}), Errc::kArgument, "eps must be at least 0"},
+      {"decay", adamw(good, numbers, {.weight_decay = NAN}), Errc::kArgument,
+       "weight_decay must be at least 0 and finite, got nan"},
       {"type", adamw({step, step, step, step}, numbers), Errc::kDType, "w of parameter 1"},
       {"device", adamw({far, far, far, far}, numbers), Errc::kDevice, "w of parameter 1"},
       {"strides", adamw({strided, strided, strided, strided}, numbers), Errc::kShape, "contiguous"},
@@ -518,6 +616,15 @@ TEST(OptimiserCheck, SaysWhatIsWrong) {
       {"scale", adamw(good, {one, step, wide}), Errc::kShape, "scale must be one f32"},
       {"momentum", sgd({f32, f32}, {.momentum = 1}), Errc::kArgument, "momentum must be in [0, 1)"},
       {"nesterov", sgd({f32, f32}, {.nesterov = true}), Errc::kArgument, "nesterov needs momentum"},
+      {"sgd decay", sgd({f32, f32}, {.weight_decay = -1}), Errc::kArgument, "weight_decay must be"},
+      {"dampening", sgd({f32, f32}, {.dampening = -1}), Errc::kArgument, "dampening must be"},
+      {"lion beta1", lion({f32, f32, f32}, {.beta1 = 1}), Errc::kArgument, "beta1 must be in"},
+      {"lion beta2", lion({f32, f32, f32}, {.beta2 = 1}), Errc::kArgument, "beta2 must be in"},
+      {"lion decay", lion({f32, f32, f32}, {.weight_decay = -1}), Errc::kArgument,
+       "weight_decay must be"},
+      {"lion m", lion({f32, f32, f16}, {}), Errc::kDType, "m of parameter 0 must be f32"},
+      {"lion w", lion({step, step, f32}, {}), Errc::kDType, "w of parameter 0"},
+      {"lion lr", ops::lion_step_check({{f32, f32, f32}}, {f32, {}}, {}), Errc::kShape, "lr must"},
       {"sgd v", sgd({f32, f32, f16}, {.momentum = 0.5F}), Errc::kDType, "v of parameter 0"},
       {"sgd w", sgd({step, step}, {}), Errc::kDType, "w of parameter 0"},
       {"sgd lr", ops::sgd_step_check({{f32, f32}}, {f32, {}}, {}), Errc::kShape, "lr must be"},
@@ -537,6 +644,7 @@ TEST(OptimiserCheck, SaysWhatIsWrong) {
   });
   EXPECT_FALSE(ops::adamw_step_check({}, {}, {}));
   EXPECT_FALSE(ops::sgd_step_check({}, {}, {}));
+  EXPECT_FALSE(ops::lion_step_check({}, {}, {}));
 }
 
 MT_ON_EVERY_BACKEND(Optimiser);
