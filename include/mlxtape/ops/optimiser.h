@@ -1,4 +1,4 @@
-// optimiser: steps of AdamW, Adam, SGD and Lion over many parameters at once, and the norm of their gradients.
+// optimiser: steps of AdamW, Adam, SGD, Lion and Muon over many parameters, and the norm of their gradients.
 //
 // Formula    t       counts steps from 1; lr is the learning rate; s the factor of the gradients (1 without)
 //            adamw   g = s·grad; m ← β₁·m + (1−β₁)·g; v ← β₂·v + (1−β₂)·g²
@@ -8,16 +8,21 @@
 //                    v ← momentum·v + (1−dampening)·g; w ← w − lr·(nesterov ? g + momentum·v : v)
 //            lion    g = s·grad; c = β₁·m + (1−β₁)·g; m ← β₂·m + (1−β₂)·g
 //                    w ← w·(1 − lr·decay) − lr·sign(c), sign(0) = 0
+//            muon    g = s·grad + decay·w; v ← μ·v + (1−μ)·g; u = nesterov ? (1−μ)·g + μ·v : v, μ = momentum;
+//                    of each matrix u [R, C]: X = u/(‖u‖ + 1e-7), ns_steps times X ← a·X + (b·A + c·A·A)·X with A = X·Xᵀ,
+//                    where R > C of uᵀ; a = 3.4445, b = −4.7750, c = 2.0315; w ← w − lr·√max(1, R/C)·X
 //            by rows w, m, v and master only where ids name a row, with grad its row: the others do not change, nor do their
 //                    moments decay (lazy Adam), nor their weights. c₁ and c₂ count all steps.
 //            norm    √(Σ grad²) over all elements of all tensors; scale = min(1, most / (norm + 1e-6))
 // Gradient   none: a step is the end of a gradient's way
 // Layout     parameters, gradients and states of one shape each, contiguous; by rows (mlxtape/tape/rows.h): grad [n, …] of
 //            w [V, …], ids [n], of which those outside [0, V) are skipped and no two others are equal; norm takes such rows as they are; lr, t, s, norm, scale: one number.
+//            muon: w [R, C], or […, R, C], a stack of matrices of which each is made orthogonal by itself (MLX: all as one).
 //            Parameters and states are written in place.
 // Types      w: f32, f16, bf16. grad: as w, or f32. m, v, master: f32. lr, s, norm, scale: f32; t, ids: i32. With a master
-//            copy the step is made there, and w is it rounded; without, w itself is rounded each time.
+//            copy the step is made there, and w is it rounded; without, w itself is rounded each time. X is multiplied in the type of w.
 // Cost       adamw: reads w or master, grad, m, v; writes them but grad; by rows n rows of each; lion has no v. norm: reads grad.
+//            muon: a parameter at a time, 4·ns_steps·n²·(m + n/2) flop, n ≤ m its sides; all others: one launch for up to 64.
 // Limits     lr, t and s are read on the device, so a step can be captured once and replayed with a new rate.
 //            advance adds 1 to t: before each step. A gradient that is not finite makes w so: look at norm.
 //            The norm of gradients past 1.8e19 is inf. The w of a step's slots must not overlap.
@@ -66,6 +71,18 @@ struct LionSlot {
   Tensor ids = {};
 };
 
+struct MuonOptions {
+  double momentum = 0.95;
+  float weight_decay = 0.01F;
+  bool nesterov = true;
+  int ns_steps = 5;
+};
+
+struct MuonSlot {
+  Tensor w, grad, v;
+  Tensor master = {};
+};
+
 // What all slots of a step share; t is adamw's alone; scale not defined: 1.
 struct StepNumbers {
   Tensor lr, t;
@@ -78,6 +95,8 @@ Check sgd_step_check(const std::vector<SgdSlot>& slots, const StepNumbers& numbe
                      const SgdOptions& options);
 Check lion_step_check(const std::vector<LionSlot>& slots, const StepNumbers& numbers,
                       const LionOptions& options);
+Check muon_step_check(const std::vector<MuonSlot>& slots, const StepNumbers& numbers,
+                      const MuonOptions& options);
 Check grad_norm_check(const std::vector<Tensor>& grads);
 
 void adamw_step(CommandEncoder& encoder, const std::vector<AdamWSlot>& slots,
@@ -86,6 +105,8 @@ void sgd_step(CommandEncoder& encoder, const std::vector<SgdSlot>& slots,
               const StepNumbers& numbers, const SgdOptions& options = {});
 void lion_step(CommandEncoder& encoder, const std::vector<LionSlot>& slots,
                const StepNumbers& numbers, const LionOptions& options = {});
+void muon_step(CommandEncoder& encoder, const std::vector<MuonSlot>& slots,
+               const StepNumbers& numbers, const MuonOptions& options = {});
 void advance(CommandEncoder& encoder, const Tensor& t);
 
 struct GradNorm {

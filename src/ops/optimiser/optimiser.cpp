@@ -8,152 +8,25 @@
 #include <string>
 
 #include "optimiser_args.h"
+#include "optimiser_checks.h"
+#include "optimiser_muon.h"
 
 namespace mlxtape::ops {
+
+using namespace optimiser;  // NOLINT(google-build-using-namespace): its checks
 
 namespace {
 
 constinit const KernelHandle kAdamW("optimiser_adamw");
 constinit const KernelHandle kSgd("optimiser_sgd");
 constinit const KernelHandle kLion("optimiser_lion");
+constinit const KernelHandle kMuon("optimiser_muon");
 constinit const KernelHandle kAdamWRows("optimiser_adamw_rows");
 constinit const KernelHandle kSgdRows("optimiser_sgd_rows");
 constinit const KernelHandle kLionRows("optimiser_lion_rows");
 constinit const KernelHandle kSquares("optimiser_squares");
 constinit const KernelHandle kNorm("optimiser_norm");
 constinit const KernelHandle kAdvance("optimiser_advance");
-
-Error wrong(Errc code, const std::string& what) { return {code, "optimiser: " + what}; }
-
-std::string of(std::size_t slot) { return " of parameter " + std::to_string(slot); }
-
-Check check_number(const char* name, const Tensor& t, DType dtype, Backend backend) {
-  if (t.size() != 1 || t.dtype() != dtype) {
-    return wrong(t.dtype() != dtype ? Errc::kDType : Errc::kShape,
-                 std::string(name) + " must be one " + name_of(dtype) + ", got " +
-                     to_string(t.shape()) + " " + name_of(t.dtype()));
-  }
-  if (t.backend() != backend) {
-    return wrong(Errc::kDevice, std::string(name) + " must be where the parameters are");
-  }
-  return std::nullopt;
-}
-
-Check check_state(const char* name, const Tensor& t, const Tensor& w, DType dtype,
-                  std::size_t slot) {
-  if (!t.defined()) {
-    return wrong(Errc::kArgument, std::string(name) + of(slot) + " is needed, got none");
-  }
-  if (!(t.shape() == w.shape())) {
-    return wrong(Errc::kShape, std::string(name) + of(slot) + " must have its shape " +
-                                   to_string(w.shape()) + ", got " + to_string(t.shape()));
-  }
-  if (t.dtype() != dtype) {
-    return wrong(Errc::kDType, std::string(name) + of(slot) + " must be " + name_of(dtype) +
-                                   ", got " + name_of(t.dtype()));
-  }
-  if (!t.is_contiguous()) {
-    return wrong(Errc::kShape, std::string(name) + of(slot) + " must be contiguous, got strides " +
-                                   to_string(t.strides()));
-  }
-  if (t.backend() != w.backend()) {
-    return wrong(Errc::kDevice, std::string(name) + of(slot) + " must be where it is, " +
-                                    name_of(w.backend()) + ", got " + name_of(t.backend()));
-  }
-  return std::nullopt;
-}
-
-// ids, and the rows that they name of w.
-Check check_rows(const Tensor& ids, const Tensor& grad, const Tensor& w, DType grad_type,
-                 std::size_t slot) {
-  if (ids.rank() != 1 || w.rank() < 1) {
-    return wrong(Errc::kShape, "ids" + of(slot) + " must be [n] and it [V, …], got " +
-                                   to_string(ids.shape()) + " and " + to_string(w.shape()));
-  }
-  if (const Check check = check_state("ids", ids, ids, DType::kI32, slot)) return check;
-  if (ids.backend() != w.backend()) {
-    return wrong(Errc::kDevice, "ids" + of(slot) + " must be where it is, " + name_of(w.backend()) +
-                                    ", got " + name_of(ids.backend()));
-  }
-  Shape shape = w.shape();
-  shape[0] = ids.dim(0);
-  if (!element_count(shape)) {
-    return wrong(Errc::kShape,
-                 "the rows" + of(slot) + " must fit in 63 bits, got " + to_string(shape));
-  }
-  return check_state("grad", grad, Tensor::meta(shape, grad_type, w.backend()), grad_type, slot);
-}
-
-Check check_parameter(const Tensor& w, const Tensor& grad, const Tensor& master, const Tensor& ids,
-                      Backend backend, std::size_t slot) {
-  if (!is_kernel_float(w.dtype())) {
-    return wrong(Errc::kDType,
-                 "w" + of(slot) + " must be f32, f16 or bf16, got " + name_of(w.dtype()));
-  }
-  if (w.backend() != backend) {
-    return wrong(Errc::kDevice, "w" + of(slot) + " must be where the first is, " +
-                                    name_of(backend) + ", got " + name_of(w.backend()));
-  }
-  if (const Check bad = check_state("w", w, w, w.dtype(), slot)) return bad;
-  const DType grad_type = grad.dtype() == DType::kF32 ? DType::kF32 : w.dtype();
-  const Check check = ids.defined() ? check_rows(ids, grad, w, grad_type, slot)
-                                    : check_state("grad", grad, w, grad_type, slot);
-  if (check) return check;
-  if (!master.defined()) return std::nullopt;
-  return check_state("master", master, w, DType::kF32, slot);
-}
-
-Check check_numbers(const StepNumbers& numbers, Backend backend, bool has_t) {
-  if (const Check check = check_number("lr", numbers.lr, DType::kF32, backend)) return check;
-  if (has_t) {
-    if (const Check check = check_number("t", numbers.t, DType::kI32, backend)) return check;
-  }
-  if (!numbers.scale.defined()) return std::nullopt;
-  return check_number("scale", numbers.scale, DType::kF32, backend);
-}
-
-Check check_rate(const char* name, double value) {
-  if (value >= 0 && value < 1) return std::nullopt;
-  return wrong(Errc::kArgument,
-               std::string(name) + " must be in [0, 1), got " + std::to_string(value));
-}
-
-Check check_least(const char* name, double value) {
-  if (value >= 0 && std::isfinite(value)) return std::nullopt;
-  return wrong(Errc::kArgument,
-               std::string(name) + " must be at least 0 and finite, got " + std::to_string(value));
-}
-
-// Two slots that write one parameter would do so at once, in no order.
-template <class Slot>
-Check check_apart(const std::vector<Slot>& slots) {
-  struct Extent {
-    std::uintptr_t first, end;
-    std::size_t slot;
-  };
-  std::vector<Extent> extents;
-  extents.reserve(slots.size());
-  for (std::size_t i = 0; i < slots.size(); ++i) {
-    const Tensor& w = slots[i].w;
-    if (!w.has_memory() || w.size() == 0) continue;
-    const auto first = reinterpret_cast<std::uintptr_t>(w.data());
-    extents.push_back({first, first + w.bytes(), i});
-  }
-  const auto before = [](const Extent& a, const Extent& b) {
-    return a.first < b.first;
-  };
-  // Parameters that were made one after the other often lie so.
-  if (!std::is_sorted(extents.begin(), extents.end(), before)) {
-    std::sort(extents.begin(), extents.end(), before);
-  }
-  for (std::size_t i = 1; i < extents.size(); ++i) {
-    if (extents[i].first >= extents[i - 1].end) continue;
-    const auto [low, high] = std::minmax(extents[i - 1].slot, extents[i].slot);
-    return wrong(Errc::kArgument, "w" + of(high) + " must have memory of its own, got that" +
-                                      of(low) + "; each parameter once in a step");
-  }
-  return std::nullopt;
-}
 
 constexpr int kByRows = 1 << 16;  // in a key
 
@@ -194,6 +67,7 @@ struct State {
 std::array<State, 2> states_of(const AdamWSlot& s) { return {{{"m", s.m}, {"v", s.v}}}; }
 std::array<State, 1> states_of(const SgdSlot& s) { return {{{"v", s.v}}}; }
 std::array<State, 1> states_of(const LionSlot& s) { return {{{"m", s.m}}}; }
+std::array<State, 2> states_of(const MomentumSlot& s) { return {{{"v", s.v}, {"u", s.u}}}; }
 
 template <class Slot>
 Check check_slots(const std::vector<Slot>& slots, const StepNumbers& numbers, bool has_states,
@@ -210,7 +84,10 @@ Check check_slots(const std::vector<Slot>& slots, const StepNumbers& numbers, bo
       }
     }
   }
-  if (const Check check = check_apart(slots)) return check;
+  const auto w_of = [&](std::size_t i) -> const Tensor& {
+    return slots[i].w;
+  };
+  if (const Check check = check_apart(slots.size(), w_of)) return check;
   return check_numbers(numbers, backend, has_t);
 }
 
@@ -296,6 +173,26 @@ Check lion_step_check(const std::vector<LionSlot>& slots, const StepNumbers& num
   return check_slots(slots, numbers, true, false);
 }
 
+Check muon_step_check(const std::vector<MuonSlot>& slots, const StepNumbers& numbers,
+                      const MuonOptions& options) {
+  if (const Check check = check_rate("momentum", options.momentum)) return check;
+  if (const Check check = check_least("weight_decay", options.weight_decay)) return check;
+  if (options.ns_steps < 1 || options.ns_steps > 100) {
+    return wrong(Errc::kArgument,
+                 "ns_steps must be from 1 to 100, got " + std::to_string(options.ns_steps));
+  }
+  std::vector<MomentumSlot> all;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const MuonSlot& s = slots[i];
+    if (s.w.rank() < 2) {
+      return wrong(Errc::kShape, "w" + of(i) + " must be a matrix or a stack of them, got " +
+                                     to_string(s.w.shape()) + "; AdamW is for what is not");
+    }
+    all.push_back({s.w, s.grad, s.v, s.v, s.master});
+  }
+  return check_slots(all, numbers, true, false);
+}
+
 Check grad_norm_check(const std::vector<Tensor>& grads) {
   if (grads.empty()) return wrong(Errc::kArgument, "a norm needs gradients, got none");
   for (std::size_t i = 0; i < grads.size(); ++i) {
@@ -343,6 +240,21 @@ void lion_step(CommandEncoder& encoder, const std::vector<LionSlot>& slots,
   require(lion_step_check(slots, numbers, options));
   step(encoder, slots, {numbers.lr, {}, numbers.scale}, args_of(options), kLion, kLionRows);
 }
+
+namespace optimiser {
+
+void muon_momentum(CommandEncoder& encoder, const MuonSlot& slot, const Tensor& u,
+                   const StepNumbers& numbers, const MuonOptions& options) {
+  OptimiserArgs args{};
+  args.beta1 = static_cast<float>(options.momentum);
+  args.rest1 = static_cast<float>(1 - options.momentum);
+  args.weight_decay = options.weight_decay;
+  args.nesterov = options.nesterov;
+  const std::vector<MomentumSlot> one{{slot.w, slot.grad, slot.v, u, slot.master}};
+  step(encoder, one, {numbers.lr, {}, numbers.scale}, args, kMuon, kMuon);
+}
+
+}  // namespace optimiser
 
 void advance(CommandEncoder& encoder, const Tensor& t) {
   require(check_number("t", t, DType::kI32, encoder.backend()));

@@ -195,6 +195,8 @@ void add_kernels(KernelRegistry& registry) {
   add_steps<AdamWRule, T>(registry, "adamw");
   add_steps<SgdRule, T>(registry, "sgd");
   add_steps<LionRule, T>(registry, "lion");
+  registry.add(Backend::kCpu, std::string("optimiser_muon_") + name_of(kDType<T>),
+               step<MuonRule, false, T>);
   registry.add(Backend::kCpu, std::string("optimiser_squares_") + name_of(kDType<T>), squares<T>,
                squares_workspace);
 }

@@ -2,7 +2,7 @@
 // elements, so that a thousand small ones cost one launch and a large one fills the machine.
 //
 // Tensors of a step: in  lr, t, scale, then grad of each; out w, the states, master of each. States of adamw: m, v; sgd: v;
-//                    lion: m. Absent: t of a rule that does not count, v of sgd without momentum, scale, master.
+//                    lion: m; muon: v, u. Absent: t of a rule that does not count, v of sgd without momentum, scale, master.
 //         by rows (adamw_rows, ...): up to kOptimiserMostRows parameters; in also ids of each, at the end. sizes are
 //         those of the gradients, which the pieces are of.
 //         of squares: in each gradient; out one sum.  norm: in sums; out norm, scale.

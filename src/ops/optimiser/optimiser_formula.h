@@ -76,3 +76,23 @@ struct LionRule {
     w = w * keep - lr * sign(c);
   }
 };
+
+// Of muon what comes before its matrices: the weight stays.
+template <class V>
+struct MuonRule {
+  static constexpr int kStates = 2;  // v, u
+  V decay, momentum, rest;
+  bool nesterov;
+
+  MT_STEP MuonRule(const OptimiserArgs& a, float, float) : nesterov(a.nesterov != 0) {
+    decay = all<V>(a.weight_decay);
+    momentum = all<V>(a.beta1);
+    rest = all<V>(a.rest1);
+  }
+  MT_STEP void operator()(V g, V& w, V* states) const {
+    V &v = states[0], &u = states[1];
+    g = g + decay * w;
+    v = momentum * v + rest * g;
+    u = nesterov ? rest * g + momentum * v : v;
+  }
+};

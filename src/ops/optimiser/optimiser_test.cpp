@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "support/op_test.h"
+#include "support/optimiser_support.h"
 
 namespace mlxtape::test {
 namespace {
@@ -13,8 +13,6 @@ using ops::LionOptions;
 using ops::LionSlot;
 using ops::SgdOptions;
 using ops::SgdSlot;
-
-using Values = std::vector<double>;
 
 // One element's step in double, each result with the size of its terms.
 struct AdamWRef {
@@ -33,11 +31,8 @@ AdamWRef adamw(double w, double g, double m, double v, double lr, int t, const A
   return r;
 }
 
-class Optimiser : public OnDevice {
+class Optimiser : public OptimiserTest {
  protected:
-  Tensor number(double v) { return upload({v}, {1}, DType::kF32); }
-  Tensor count(int t) { return upload({static_cast<double>(t)}, {1}, DType::kI32); }
-
   // Parameters of these sizes at once; offset moves every array past an aligned address.
   void check_adamw(DType dtype, DType grads, bool master, const AdamWOptions& o,
                    const std::vector<std::int64_t>& sizes, double scale = 1,
@@ -389,135 +384,6 @@ TEST_P(Optimiser, SameBitsOnEveryRun) {
   });
 }
 
-// Three steps of mlx.optimizers with lr 0.1 and these options: the parameters after each, and the states at the end.
-TEST_P(Optimiser, AsMlx) {
-  const Values start{1, -2, 0.5, 3};
-  const Values grads[] = {{0.5, -1, 2, 0.25}, {-0.25, 1, 0.5, 0}, {1, 1, -1, 0.125}};
-  const auto f32 = DType::kF32;
-  const auto expect = [&](const char* what, const Tensor& t, const Values& want) {
-    expect_close(what, download(t), refs_of(want, 1), f32, 8);
-  };
-  const auto adamw = [&](const AdamWOptions& options, const std::vector<Values>& w,
-                         const Values& end_m, const Values& end_v) {
-    AdamWSlot s{upload(start, {4}, f32), {}, encoder().zeros({4}, f32), encoder().zeros({4}, f32)};
-    const Tensor t = count(0);
-    for (std::size_t i = 0; i < 3; ++i) {
-      s.grad = upload(grads[i], {4}, f32);
-      ops::advance(encoder(), t);
-      ops::adamw_step(encoder(), {s}, {number(0.1), t}, options);
-      expect("w", s.w, w[i]);
-    }
-    expect_close("m", download(s.m), refs_of(end_m), f32, 8);
-    expect_close("v", download(s.v), refs_of(end_v), f32, 8);
-  };
-  const Values plain_m{0.118000001, 0.109000005, 0.106999986, 0.0327499993};
-  const Values plain_v{0.00131193781, 0.00299700117, 0.00524175446, 7.80000701e-05};
-  adamw({},  // AdamW(0.1)
-        {{0.682772398, -1.68177235, 0.183272272, 2.68077254},
-         {0.56890732, -1.70245683, -0.169880971, 2.39334488},
-         {0.242557734, -1.89985979, -0.317501187, 2.02013159}},
-        plain_m, plain_v);
-  adamw({.bias_correction = true},  // AdamW(0.1, bias_correction=True)
-        {{0.899000704, -1.89800072, 0.399500668, 2.89700055},
-         {0.871468246, -1.90136588, 0.316042244, 2.82709837},
-         {0.804785848, -1.9396857, 0.285871148, 2.74936175}},
-        plain_m, plain_v);
-  const Values m{0.145507812, 0.138671875, 0.12109375, 0.0395507812};
-  const Values v{0.040473938, 0.0908508301, 0.15612793, 0.00232124329};
-  AdamWOptions o{.beta1 = 0.875, .beta2 = 0.96875};
-  adamw(o,  // AdamW(0.1, betas=[0.875, 0.96875])
-        {{0.928289354, -1.92728937, 0.428789318, 2.92628932},
-         {0.90334183, -1.93166149, 0.350025564, 2.86050105},
-         {0.830111861, -1.97573686, 0.319029003, 2.77554965}},
-        m, v);
-  o.weight_decay = 0;
-  adamw(o,  // Adam(0.1, betas=[0.875, 0.96875])
-        {{0.929289341, -1.92928934, 0.429289311, 2.92928934},
-         {0.9052701, -1.93558872, 0.350954354, 2.86642742},
-         {0.832943439, -1.98159575, 0.320307821, 2.78433657}},
-        m, v);
-  o.bias_correction = true;
-  adamw(o,  // Adam(0.1, betas=[0.875, 0.96875], bias_correction=True)
-        {{0.899999976, -1.89999998, 0.399999976, 2.9000001},
-         {0.874580443, -1.90666664, 0.317098051, 2.83347344},
-         {0.808534503, -1.94867849, 0.289112806, 2.7585113}},
-        m, v);
-  // AdamW(0.1, bias_correction=True, weight_decay=0.05, betas=[0.8, 0.95], eps=1e-6)
-  adamw({.beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6F, .weight_decay = 0.05F, .bias_correction = true},
-        {{0.89500016, -1.8900001, 0.397500038, 2.88500047},
-         {0.869279265, -1.89166129, 0.314558893, 2.80690026},
-         {0.796543479, -1.92974389, 0.291607827, 2.71936274}},
-        {0.224000007, 0.231999993, 0.136000022, 0.0570000038},
-        {0.0642499998, 0.142624989, 0.242375001, 0.00360156246});
-
-  const auto sgd = [&](const SgdOptions& options, const std::vector<Values>& w,
-                       const Values& velocity) {
-    SgdSlot s{upload(start, {4}, f32), {}};
-    if (options.momentum != 0) s.v = encoder().zeros({4}, f32);
-    for (std::size_t i = 0; i < 3; ++i) {
-      s.grad = upload(grads[i], {4}, f32);
-      ops::sgd_step(encoder(), {s}, {number(0.1), {}}, options);
-      expect("w", s.w, w[i]);
-    }
-    if (options.momentum != 0) expect("v", s.v, velocity);
-  };
-  sgd({},
-      {{0.949999988, -1.89999998, 0.300000012, 2.9749999},
-       {0.974999964, -2, 0.25, 2.9749999},
-       {0.87499994, -2.0999999, 0.349999994, 2.96249986}},
-      {});
-  sgd({.weight_decay = 0.1F},
-      {{0.939999998, -1.88, 0.295000017, 2.94499993},
-       {0.955600023, -1.9612, 0.242050022, 2.91554999},
-       {0.846044004, -2.04158807, 0.339629531, 2.87389445}},
-      {});
-  sgd({.momentum = 0.9F},
-      {{0.949999988, -1.89999998, 0.300000012, 2.9749999},
-       {0.930000007, -1.90999997, 0.0700000077, 2.95249987},
-       {0.812000036, -2.01900005, -0.0369999856, 2.91974998}},
-      {1.17999995, 1.09000003, 1.06999993, 0.327499986});
-  sgd({.momentum = 0.9F, .weight_decay = 0.1F, .dampening = 0.3F},
-      {{0.958000004, -1.91600001, 0.3565, 2.96149993},
-       {0.930994034, -1.89698803, 0.189854488, 2.90611935},
-       {0.830171704, -1.9365983, 0.108544551, 2.82718396}},
-      {1.00822353, 0.396102816, 0.813099325, 0.789352834});
-  sgd({.momentum = 0.9F, .weight_decay = 0.1F, .nesterov = true},
-      {{0.885999978, -1.77199996, 0.110500008, 2.89549994},
-       {0.868065953, -1.83113194, -0.152649492, 2.79593539},
-       {0.630906105, -1.96550727, -0.150589198, 2.655514}},
-      {1.4275465, 0.585406721, 1.10518003, 1.11068857});
-  const auto lion = [&](const LionOptions& options, const std::vector<Values>& w,
-                        const Values& end_m) {
-    LionSlot s{upload(start, {4}, f32), {}, encoder().zeros({4}, f32)};
-    for (std::size_t i = 0; i < 3; ++i) {
-      s.grad = upload(grads[i], {4}, f32);
-      ops::lion_step(encoder(), {s}, {number(0.1), {}}, options);
-      expect("w", s.w, w[i]);
-    }
-    expect_close("m", download(s.m), refs_of(end_m), f32, 8);
-  };
-  lion({},  // Lion(0.1)
-       {{0.899999976, -1.89999998, 0.400000006, 2.9000001},
-        {1, -2, 0.300000012, 2.80000019},
-        {0.899999976, -2.0999999, 0.400000006, 2.70000029}},
-       {0.0124255, 0.0100989994, 0.014551999, 0.00370025006});
-  lion({.beta1 = 0.8, .beta2 = 0.95, .weight_decay = 0.1F},
-       {{0.889999986, -1.88, 0.395000011, 2.87000012},
-        {0.981100023, -1.9612, 0.291050017, 2.74130034},
-        {0.871289015, -2.04158807, 0.388139516, 2.61388755}},
-       {0.060687501, 0.0523750037, 0.0639999956, 0.0175312497});
-  lion({.beta1 = 0.5, .beta2 = 0.5},  // at the second step the first weight stays: its c is 0
-       {{0.899999976, -1.89999998, 0.400000006, 2.9000001},
-        {0.899999976, -2, 0.300000012, 2.80000019},
-        {0.799999952, -2.0999999, 0.400000006, 2.70000029}},
-       {0.5, 0.625, -0.125, 0.09375});
-  // mlx.optimizers.clip_grad_norm(…, 1): a gradient times our scale
-  const auto norm =
-      ops::grad_norm(encoder(), {upload(grads[0], {4}, f32), upload(grads[1], {4}, f32)}, 1);
-  expect("norm", norm.norm, {2.57390761});
-  expect("scale", norm.scale, {0.388514191});
-}
-
 // Captured once, with a rate that changes between replays: the same as steps one by one.
 TEST_P(Optimiser, AStepIsReplayedWithANewRate) {
   const Values start{1, 2, 3, 4}, g{0.5, -1, 2, 0.25};
@@ -593,6 +459,10 @@ TEST(OptimiserCheck, SaysWhatIsWrong) {
   const auto lion = [&](const LionSlot& s, const LionOptions& o) {
     return ops::lion_step_check({s}, {one, {}}, o);
   };
+  const auto square = Tensor::meta({4, 4});
+  const auto muon = [&](const ops::MuonSlot& s, const ops::MuonOptions& o) {
+    return ops::muon_step_check({s}, {one, {}}, o);
+  };
   EXPECT_FALSE(adamw(good, numbers));
   expect_refused({
       {"beta1", adamw(good, numbers, {.beta1 = 1}), Errc::kArgument, "beta1 must be in [0, 1)"},
@@ -625,6 +495,15 @@ TEST(OptimiserCheck, SaysWhatIsWrong) {
       {"lion m", lion({f32, f32, f16}, {}), Errc::kDType, "m of parameter 0 must be f32"},
       {"lion w", lion({step, step, f32}, {}), Errc::kDType, "w of parameter 0"},
       {"lion lr", ops::lion_step_check({{f32, f32, f32}}, {f32, {}}, {}), Errc::kShape, "lr must"},
+      {"muon momentum", muon({square, square, square}, {.momentum = 1}), Errc::kArgument,
+       "momentum must be in [0, 1)"},
+      {"muon decay", muon({square, square, square}, {.weight_decay = -1}), Errc::kArgument,
+       "weight_decay must be"},
+      {"muon steps", muon({square, square, square}, {.ns_steps = 0}), Errc::kArgument,
+       "ns_steps must be from 1 to 100, got 0"},
+      {"muon rank", muon({f32, f32, f32}, {}), Errc::kShape,
+       "w of parameter 0 must be a matrix or a stack of them, got [4]"},
+      {"muon v", muon({square, square, f32}, {}), Errc::kShape, "v of parameter 0"},
       {"sgd v", sgd({f32, f32, f16}, {.momentum = 0.5F}), Errc::kDType, "v of parameter 0"},
       {"sgd w", sgd({step, step}, {}), Errc::kDType, "w of parameter 0"},
       {"sgd lr", ops::sgd_step_check({{f32, f32}}, {f32, {}}, {}), Errc::kShape, "lr must be"},
@@ -645,6 +524,7 @@ TEST(OptimiserCheck, SaysWhatIsWrong) {
   EXPECT_FALSE(ops::adamw_step_check({}, {}, {}));
   EXPECT_FALSE(ops::sgd_step_check({}, {}, {}));
   EXPECT_FALSE(ops::lion_step_check({}, {}, {}));
+  EXPECT_FALSE(ops::muon_step_check({}, {}, {}));
 }
 
 MT_ON_EVERY_BACKEND(Optimiser);
