@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -16,6 +15,7 @@
 
 #include "mlxtape/base/error.h"
 #include "mlxtape/base/mapped_ranges.h"
+#include "mlxtape/base/temporary.h"
 
 namespace mlxtape {
 
@@ -89,7 +89,6 @@ int to_disk(int file) {
 
 WholeFile::WholeFile(std::string path, std::string who, Links links)
     : path_(std::move(path)), who_(std::move(who)), target_(path_), aside_(path_) {
-  static std::atomic<unsigned> number{0};  // two threads may write the same path
   struct stat there{};
   const bool follow = links == Links::kFollow;
   const bool is_link = !follow && lstat(path_.c_str(), &there) == 0 && S_ISLNK(there.st_mode);
@@ -103,8 +102,7 @@ WholeFile::WholeFile(std::string path, std::string who, Links links)
       target_ = std::filesystem::canonical(path_, no_link).string();  // the file, not a link
     if (no_link) target_ = path_;
     do {  // another machine, or a process that died, may have left a file of that name
-      aside_ =
-          target_ + ".tmp" + std::to_string(getpid()) + "." + std::to_string(number.fetch_add(1));
+      aside_ = temporary_path(target_);
       file_ = open(aside_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
     } while (file_ < 0 && errno == EEXIST);
   }

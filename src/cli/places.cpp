@@ -1,15 +1,14 @@
 #include "places.h"
 
-#include <cerrno>
-#include <charconv>
-#include <csignal>
 #include <filesystem>
+#include <optional>
 #include <string_view>
 
 #include <unistd.h>
 
 #include "command.h"
 #include "mlxtape/base/error.h"
+#include "mlxtape/base/temporary.h"
 #include "mlxtape/formats/model_directory.h"
 
 namespace mlxtape::cli {
@@ -20,20 +19,12 @@ namespace {
 
 constexpr std::string_view kOld = ".old";
 
-// The process in "<name>.tmp<process>.<number>", or that with ".old" behind it; 0: it is no such name.
-int process_of(const std::string& name, const std::string& of) {
-  const std::string begin = of + ".tmp";
-  if (!name.starts_with(begin)) return 0;
-  std::string rest = name.substr(begin.size());
-  if (rest.ends_with(kOld)) rest.resize(rest.size() - kOld.size());
-  if (rest.empty() || rest.find_first_not_of("0123456789.") != std::string::npos) return 0;
-  int process = 0;
-  const char* end = rest.data() + rest.size();
-  const auto [stopped, wrong] = std::from_chars(rest.data(), end, process);
-  return wrong == std::errc{} && stopped != end && *stopped == '.' ? process : 0;
+// Is it what a process that lives no more has left of this? Also what it replaced, with ".old" behind the name.
+bool is_left_over(std::string name, const std::string& of) {
+  if (name.ends_with(kOld)) name.resize(name.size() - kOld.size());
+  const std::optional<Temporary> temporary = temporary_named(name);
+  return temporary && temporary->of == of && temporary->process != 0 && !temporary->lives();
 }
-
-bool lives(int process) { return ::kill(process, 0) == 0 || errno == EPERM; }
 
 // Without links, dots and a slash at the end, as far as it is there.
 fs::path true_path(const std::string& path) {
@@ -119,8 +110,7 @@ void remove_left_over(const std::string& path) {
   const fs::path whole = true_path(path);
   std::error_code reason;
   for (const auto& entry : fs::directory_iterator(whole.parent_path(), reason)) {
-    const int process = process_of(entry.path().filename().string(), whole.filename().string());
-    if (process == 0 || lives(process)) continue;
+    if (!is_left_over(entry.path().filename().string(), whole.filename().string())) continue;
     std::error_code ignored;
     // Killed between two renames: what was to be replaced has its name again.
     if (entry.path().string().ends_with(kOld) && !fs::exists(whole, ignored)) {

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <filesystem>
 #include <span>
@@ -13,6 +12,7 @@
 #include "mlxtape/base/error.h"
 #include "mlxtape/base/files.h"
 #include "mlxtape/base/quote.h"
+#include "mlxtape/base/temporary.h"
 
 namespace mlxtape::formats {
 namespace {
@@ -178,12 +178,10 @@ struct Aside {
   bool is_ours = true;  // what lies there was made here
 
   explicit Aside(const fs::path& target) {
-    static std::atomic<unsigned> number{0};
     std::error_code reason;
     fs::create_directories(target.parent_path(), reason);
     do {
-      path = target.string() + ".tmp" + std::to_string(getpid()) + "." +
-             std::to_string(number.fetch_add(1));
+      path = temporary_path(target.string());
     } while (!reason && !fs::create_directory(path, reason));
     if (reason) fail(target.string() + " must be writable, got " + reason.message());
   }

@@ -8,6 +8,7 @@
 
 #include "mlxtape/base/error.h"
 #include "mlxtape/base/files.h"
+#include "mlxtape/base/temporary.h"
 #include "mlxtape/formats/model_directory.h"
 
 namespace mlxtape::formats {
@@ -42,14 +43,6 @@ constexpr std::array kPatterns = {
 
 bool fits(const std::string& name, const char* pattern) {
   return fnmatch(pattern, name.c_str(), FNM_PERIOD) == 0;
-}
-
-// Without the .tmp<process>.<number> of a file that was being written.
-std::string without_temporary(const std::string& name) {
-  const std::size_t at = name.rfind(".tmp");
-  if (at == std::string::npos || at + 4 == name.size()) return name;
-  const bool is_number = name.find_first_not_of("0123456789.", at + 4) == std::string::npos;
-  return is_number ? name.substr(0, at) : name;
 }
 
 // config.json of an application is JSON too: a model's says of what type it is.
@@ -122,13 +115,14 @@ void remove_model_files(const std::string& folder) {
   const std::vector<std::string> companions = ModelToSave().companions;
   std::error_code reason;
   for (const fs::path& entry : entries_of(folder, reason)) {
-    const std::string name = without_temporary(entry.filename().string());
+    const std::optional<Temporary> half = temporary_named(entry.filename().string());
+    const std::string name = half ? half->of : entry.filename().string();
     const auto copied = [&](const std::string& pattern) {
       return fits(name, pattern.c_str());
     };
     std::error_code ignored;
     if (fs::symlink_status(entry, ignored).type() != fs::file_type::regular) continue;
-    const bool is_half = name != entry.filename() && has_model_name(name);
+    const bool is_half = half && has_model_name(name);
     const bool is_ours = is_model_file(entry) || is_half ||
                          std::any_of(companions.begin(), companions.end(), copied);
     if (is_ours) fs::remove(entry, ignored);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "mlxtape/base/error.h"
+#include "mlxtape/base/temporary.h"
 
 namespace mlxtape {
 namespace {
@@ -244,6 +246,27 @@ TEST_F(Files, AreMappedAndStayAsTheyAre) {
   const std::string pipe = folder / "pipe";
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_THROW(MappedFile(pipe, "test"), Error);  // and does not wait for a writer
+}
+
+TEST(Temporary, IsKnownByItsName) {
+  const std::string one = temporary_path("a/model.safetensors"), two = temporary_path("a/b");
+  EXPECT_NE(one.substr(one.rfind('.')), two.substr(two.rfind('.')));
+  const auto ours = temporary_named(fs::path(one).filename().string());
+  ASSERT_TRUE(ours);
+  EXPECT_EQ(ours->of, "model.safetensors");
+  EXPECT_EQ(ours->process, getpid());
+  EXPECT_TRUE(ours->lives());
+  const auto of_none = temporary_named("x.tmp12");
+  ASSERT_TRUE(of_none);
+  EXPECT_EQ(of_none->of, "x");
+  EXPECT_EQ(of_none->process, 0);
+  EXPECT_FALSE(of_none->lives());
+  EXPECT_EQ(temporary_named("x.tmp.tmp1.2")->of, "x.tmp");
+  EXPECT_EQ(temporary_named("x.tmp99999999999.2")->process, 0);
+  EXPECT_FALSE((Temporary{"x", 1 << 30}).lives());
+  for (const char* name : {"x", "x.tmp", "x.tmpl", "x.tmp1a", ".tmp1.2", "x.tmp1.2.old", ""}) {
+    EXPECT_FALSE(temporary_named(name)) << name;
+  }
 }
 
 TEST_F(Files, OneAtATimeHasAFolder) {
