@@ -121,8 +121,8 @@ void Demo::stop() {
     throw Exit{kInterrupted};
   }
   for (const char* job : {kTraining, kDistilling}) {
-    const std::string folder = state_of(job).folder;
-    const std::string fault = jobs::has_state(folder) ? jobs::state_fault(folder) : "";
+    const jobs::RunFolder run = state_of(job).run();
+    const std::string fault = run.has_state() ? run.fault() : "";
     if (!fault.empty()) {
       throw Error(Errc::kIo, "stopped while " + stage_ + ", which is not saved: " + fault);
     }
@@ -235,9 +235,7 @@ jobs::TrainOptions Demo::training(std::int64_t iterations) const {
   o.fit.warmup = std::min<std::int64_t>(50, iterations / 10);
   o.fit.cosine = true;
   o.fit.final_share = 0.02;
-  o.fit.clip = 1;
-  o.fit.adamw.beta2 = 0.98;
-  o.fit.adamw.bias_correction = true;
+  o.fit.optimiser = jobs::make_optimiser("adamw", {{"beta2", 0.98}}, jobs::train_usual());
   o.fit.report_every = std::max<std::int64_t>(1, iterations / 100);
   o.fit.validate_every = o.fit.save_every = 0;
   o.batches = batches();
@@ -462,19 +460,19 @@ void Demo::distil() {
   stage(kDistilling);
   const StateFlags state = state_of(kDistilling);
   jobs::DwqOptions o;
-  o.learning_rate = kDwqRate;
-  o.iterations = std::max<std::int64_t>(1, result_.iterations / kDwqShare);
-  o.report_every = std::max<std::int64_t>(1, o.iterations / 30);
-  o.validate_every = 0;
-  o.save_every = std::max<std::int64_t>(1, o.iterations / kPoints);
-  o.folder = state.folder;
-  o.resume = state.resume;
+  o.fit.learning_rate = kDwqRate;
+  o.fit.iterations = std::max<std::int64_t>(1, result_.iterations / kDwqShare);
+  o.fit.report_every = std::max<std::int64_t>(1, o.fit.iterations / 30);
+  o.fit.validate_every = 0;
+  o.fit.save_every = std::max<std::int64_t>(1, o.fit.iterations / kPoints);
+  o.fit.folder = state.folder;
+  o.fit.resume = state.resume;
   o.others = true;
   const auto lines = [&](std::uint64_t of, std::int64_t count) {
     return jobs::task_samples(jobs::task_cases(TaskSide::kTraining, seed(of), count));
   };
-  const jobs::Batches train(lines(3, o.iterations * kLines), batches());
-  jobs::FitHooks hooks = watch(kDistilling, o.iterations);
+  const jobs::Batches train(lines(3, o.fit.iterations * kLines), batches());
+  jobs::FitHooks hooks = watch(kDistilling, o.fit.iterations);
   hooks.on_step = [&](std::int64_t step) {
     bar_->at(step, loss_ > 0 ? "divergence " + fixed(loss_, 4) : "");
   };
@@ -490,7 +488,7 @@ void Demo::distil() {
 
 // Once all is written nothing is left to go on from. Training goes last: what is left without it is no run.
 void Demo::forget() {
-  for (const char* job : {kDistilling, kTraining}) jobs::remove_state(state_of(job).folder);
+  for (const char* job : {kDistilling, kTraining}) state_of(job).run().remove();
   std::error_code ignored;
   fs::remove(path(kProgress), ignored);
   fs::remove(path(kState), ignored);
@@ -521,7 +519,8 @@ const DemoResult& Demo::run() {
 
 bool has_demo_state(const std::string& out) {
   const std::string state = out + "/" + kState + "/";
-  return jobs::has_state(state + kTraining) || jobs::has_state(state + kDistilling);
+  return jobs::RunFolder(state + kTraining).has_state() ||
+         jobs::RunFolder(state + kDistilling).has_state();
 }
 
 DemoResult run_demo(const Globals& globals, const DemoFlags& flags) {

@@ -1,4 +1,4 @@
-// dwq: the scales and biases of a packed model learn to say what the model says that it was made from.
+// dwq: distilled weight quantisation.
 #include <CLI/CLI.hpp>
 
 #include <optional>
@@ -22,11 +22,9 @@ using formats::Json;
 struct Flags {
   std::string model, student, to = "mlx_model", data, targets;
   int bits = 4, group_size = 64;
-  std::int64_t samples = 2048, valid_samples = 32, max_tokens = 1025, batch_size = 4;
-  std::int64_t report = 20, eval = 200, save = 100;
-  std::uint32_t seed = 123;
-  double rate = 1e-6, temperature = 2;
-  bool checkpoint = false, targets_only = false, force = false;
+  jobs::DwqData from;
+  jobs::DwqOptions job;
+  bool targets_only = false, force = false;
   FiniteFlag finite;
   StateFlags state;
 };
@@ -38,7 +36,7 @@ void expect_flags(const Flags& flags) {
   if (flags.targets_only && flags.targets.empty()) {
     called_wrongly("--targets-only needs --target-dir");
   }
-  if (!(flags.rate > 0)) called_wrongly("--learning-rate must be above 0");
+  if (!(flags.job.fit.learning_rate > 0)) called_wrongly("--learning-rate must be above 0");
   expect_model(flags.model);
   if (!flags.student.empty()) expect_model(flags.student);
 }
@@ -51,9 +49,11 @@ struct Texts {
   std::vector<jobs::Batch> valid;
 
   Texts(const Flags& flags, const formats::Tokenizer& tokenizer) {
-    jobs::DataSet all = jobs::read_data(flags.data, tokenizer, {flags.max_tokens, false});
+    jobs::DataSet all =
+        jobs::read_data(flags.data, tokenizer, {flags.from.batches.max_tokens, false});
     if (all.valid.empty()) {
-      data = jobs::pick_samples(all.train, flags.samples, flags.valid_samples, flags.seed);
+      data = jobs::pick_samples(all.train, flags.from.samples, flags.from.valid_samples,
+                                flags.from.batches.seed);
     } else {
       const auto some = [](std::vector<jobs::Sample> samples, std::int64_t most) {
         if (most < static_cast<std::int64_t>(samples.size())) {
@@ -61,13 +61,11 @@ struct Texts {
         }
         return samples;
       };
-      data = {some(std::move(all.train), flags.samples),
-              some(std::move(all.valid), flags.valid_samples),
+      data = {some(std::move(all.train), flags.from.samples),
+              some(std::move(all.valid), flags.from.valid_samples),
               {}};
     }
-    options.batch_size = flags.batch_size;
-    options.max_tokens = flags.max_tokens;
-    options.seed = flags.seed;
+    options = flags.from.batches;
     train = std::make_unique<jobs::Batches>(data.train, options);
     valid = jobs::validation_batches(data.valid, options, -1);
   }
@@ -125,17 +123,11 @@ models::Model make_student(CommandEncoder& encoder, const models::Model& teacher
 }
 
 jobs::DwqOptions options_of(const Flags& flags) {
-  jobs::DwqOptions o;
-  o.learning_rate = flags.rate;
-  o.temperature = flags.temperature;
-  o.report_every = flags.report;
-  o.validate_every = flags.eval;
-  o.save_every = flags.save;
-  o.checkpoint = flags.checkpoint;
-  o.folder = flags.state.folder;
-  o.resume = flags.state.resume;
-  o.fingerprint["teacher"] = jobs::model_fingerprint(flags.model);
-  o.fingerprint["student"] =
+  jobs::DwqOptions o = flags.job;
+  o.fit.folder = flags.state.folder;
+  o.fit.resume = flags.state.resume;
+  o.fit.fingerprint["teacher"] = jobs::model_fingerprint(flags.model);
+  o.fit.fingerprint["student"] =
       flags.student.empty()
           ? std::to_string(flags.bits) + " bits in groups of " + std::to_string(flags.group_size)
           : jobs::model_fingerprint(flags.student);
@@ -151,10 +143,10 @@ void tell(const Globals& globals, const Flags& flags, const models::Model& stude
                         {"mlx_path", flags.to},
                         {"bits_per_weight", bits},
                         {"trained_numbers", result.trained},
-                        {"temperature", flags.temperature},
+                        {"temperature", flags.job.temperature},
                         {"kl_before", result.initial},
                         {"kl_after", result.kept},
-                        {"step_of_weights", result.kept_step},
+                        {"step_of_weights", result.fit.held_step},
                         {"worse", result.worse}};
     for (auto& each : fit_json(result.fit, device)) object.push_back(std::move(each));
     return print_json(object);
@@ -163,7 +155,7 @@ void tell(const Globals& globals, const Flags& flags, const models::Model& stude
   facts.add("KL to the teacher",
             fixed(result.initial, 5) + " before, " + fixed(result.kept, 5) + " after, " +
                 fixed(result.initial > 0 ? 100 * (1 - result.kept / result.initial) : 0, 1) +
-                " % less (temperature " + fixed(flags.temperature, 1) + ", validation)");
+                " % less (temperature " + fixed(flags.job.temperature, 1) + ", validation)");
   facts.add("learned", human_count(static_cast<double>(result.trained)) + " scales and biases, " +
                            std::to_string(result.fit.steps) + " steps in " +
                            human_time(result.fit.seconds));
@@ -203,7 +195,7 @@ void distil(const Globals& globals, const Flags& flags, const Texts& texts,
     save_result(student, flags.to, flags.student.empty() ? flags.model : flags.student,
                 flags.force);
   });
-  if (!flags.state.keep) jobs::remove_state(flags.state.folder);
+  if (!flags.state.keep) flags.state.run().remove();
   if (!result.warning.empty()) remark("mlxtape: " + result.warning);
   tell(globals, flags, student, result);
 }
@@ -258,34 +250,39 @@ void add_learning(CLI::App& command, Flags& flags) {
                   "downloads one)")
       ->type_name("FILE")
       ->group("Data");
-  add("Data", "--num-samples", flags.samples,
-      "samples to learn from, once each; drawn where there is no valid")
+  add("Data", "--num-samples", flags.from.samples,
+      "training samples, each used once; drawn at random where there is no valid")
       ->check(count);
-  add("Data", "--num-valid-samples", flags.valid_samples, "samples of the validation")
-      ->check(count);
-  add("Data", "--max-seq-length", flags.max_tokens, "tokens of a sample; longer ones are cut")
+  add("Data", "--num-valid-samples", flags.from.valid_samples, "validation samples")->check(count);
+  add("Data", "--max-seq-length", flags.from.batches.max_tokens,
+      "longer samples are cut, in tokens")
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{1} << 30));
-  add("Data", "--batch-size", flags.batch_size, "samples of a step")->check(count);
-  add("Data", "--seed", flags.seed, "of the samples and their order");
-  add(of_steps, "--learning-rate", flags.rate, "of Adam; small models want more")->type_name("X");
-  add(of_steps, "--temperature", flags.temperature, "of both predictions")->type_name("X");
+  add("Data", "--batch-size", flags.from.batches.batch_size, "samples per step")->check(count);
+  add("Data", "--seed", flags.from.batches.seed, "random seed (choice and order of samples)");
+  add(of_steps, "--learning-rate", flags.job.fit.learning_rate,
+      "learning rate of Adam; small models need more")
+      ->type_name("X");
+  add(of_steps, "--temperature", flags.job.temperature, "temperature of both distributions")
+      ->type_name("X");
   command
-      .add_flag("--grad-checkpoint", flags.checkpoint,
-                "less memory, more time: layers are computed again on the way back")
+      .add_flag("--grad-checkpoint", flags.job.checkpoint,
+                "less memory, more time: recompute layers in the backward pass")
       ->group(of_steps);
   command
       .add_option("--target-dir", flags.targets,
-                  "keep the teacher's 1024 likeliest tokens of every place here, and learn from "
-                  "those: the teacher is gone by then. Used again where all is the same, which is "
+                  "store the teacher's 1024 likeliest tokens at every position here and train on "
+                  "those, without the teacher in memory; reused if nothing has changed, which is "
                   "checked")
       ->type_name("DIR")
       ->group(of_steps);
   command.add_flag("--targets-only", flags.targets_only, "write --target-dir, and no more")
       ->group(of_steps);
-  add(of_saves, "--steps-per-report", flags.report, "steps between lines that tell the loss")
+  add(of_saves, "--steps-per-report", flags.job.fit.report_every,
+      "steps between reports of the loss")
       ->check(count_or_none);
-  add(of_saves, "--steps-per-eval", flags.eval, "steps between validations")->check(count_or_none);
-  add(of_saves, "--save-every", flags.save, "steps between states on the disk")
+  add(of_saves, "--steps-per-eval", flags.job.fit.validate_every, "steps between validations")
+      ->check(count_or_none);
+  add(of_saves, "--save-every", flags.job.fit.save_every, "steps between checkpoints of the run")
       ->check(count_or_none);
   flags.state.add_to(command);
 }
@@ -295,9 +292,10 @@ void add_learning(CLI::App& command, Flags& flags) {
 void add_dwq(CLI::App& app, const Globals& globals) {
   CLI::App* command = add_command(
       app, "dwq",
-      "a packed model learns to say what the model says that it was made from: of every weight in "
-      "less than 8 bits scales and biases, the codes stay. If the validation ends above where it "
-      "began, the best values before are taken.",
+      "distilled weight quantisation (DWQ): tune the scales and biases of every weight of less "
+      "than "
+      "8 bits against the full-precision model; the codes stay. If the validation loss ends above "
+      "where it began, the best values are kept.",
       "Examples:\n"
       "  mlxtape dwq --model my-model --bits 2 --data-path texts.jsonl --mlx-path small\n"
       "  mlxtape dwq --model my-model --quantized-model packed --target-dir targets \\\n"
@@ -311,7 +309,7 @@ void add_dwq(CLI::App& app, const Globals& globals) {
       ->group(group);
   command
       ->add_option("--quantized-model", flags->student,
-                   "the student; without it, the teacher packed in --bits and --group-size")
+                   "the student [the teacher, quantised with --bits and --group-size]")
       ->type_name("DIR")
       ->group(group);
   command->add_option("--mlx-path", flags->to, "the directory to write")
@@ -325,7 +323,7 @@ void add_dwq(CLI::App& app, const Globals& globals) {
       ->check(CLI::IsMember({2, 3, 4, 5, 6}))
       ->type_name("N")
       ->group(group);
-  command->add_option("--group-size", flags->group_size, "weights that share a scale and a bias")
+  command->add_option("--group-size", flags->group_size, "weights per scale and bias")
       ->check(CLI::IsMember({32, 64, 128}))
       ->type_name("N")
       ->group(group);

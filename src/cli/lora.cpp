@@ -1,4 +1,4 @@
-// lora: adapters beside a model's weights learn from texts.
+// lora: adapters beside a model's weights are trained.
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -19,16 +19,13 @@ namespace {
 namespace fs = std::filesystem;
 using formats::Json;
 
-constexpr const char* kAdapterConfig = "adapter_config.json";
-
 struct Flags {
-  std::string model, adapters = "adapters", kind = "lora", optimizer = "adam", from, config;
+  std::string model, adapters = "adapters", kind = "lora", from, config;
   bool train = false, test = false, force = false, only_last = false;
   std::int64_t test_batches = 500;
-  models::LoraOptions lora;
-  LoopFlags loop;
+  jobs::LoraJobOptions job;
+  LoopFlags loop{job.train, {}};
   StateFlags state;
-  const CLI::Option* decay = nullptr;
 };
 
 // ---- --config ----
@@ -64,7 +61,29 @@ void set_flag(CLI::App& command, const std::string& flag, const std::string& key
   option->run_callback();
 }
 
-void apply_config(CLI::App& command, const std::string& file) {
+// "optimizer_config": {"adamw": {"betas": [0.9, 0.99], "weight_decay": 0.1}, ...}: of the one that is chosen.
+void apply_optimizer_config(CLI::App& command, const Json& json, const std::string& optimiser,
+                            const std::string& file) {
+  const Json* all = json.find("optimizer_config");
+  const Json* own = all != nullptr && all->is_object() ? all->find(optimiser) : nullptr;
+  if (own == nullptr || !own->is_object()) return;
+  for (const auto& [key, value] : own->object()) {
+    const std::string path = "optimizer_config." + optimiser + "." + key;
+    if (key != "betas") {
+      std::string flag = "--" + key;
+      std::replace(flag.begin(), flag.end(), '_', '-');
+      set_flag(command, flag, path, value, file);
+      continue;
+    }
+    if (!value.is_array() || value.array().size() != 2) {
+      throw Error(Errc::kIo, file + ": " + path + " must be two numbers, got " + value.dump());
+    }
+    set_flag(command, "--beta1", path, value.array()[0], file);
+    set_flag(command, "--beta2", path, value.array()[1], file);
+  }
+}
+
+void apply_config(CLI::App& command, const std::string& file, const std::string& optimiser) {
   for (const char* ending : {".yaml", ".yml"}) {
     if (!file.ends_with(ending)) continue;
     throw Error(Errc::kIo, file +
@@ -73,8 +92,13 @@ void apply_config(CLI::App& command, const std::string& file) {
   }
   const Json json = Json::parse(read_whole(file, "--config"), file);
   if (!json.is_object()) throw Error(Errc::kIo, file + ": must be a JSON object");
+  // The optimizer first: of optimizer_config only its own part counts.
+  if (const Json* name = json.find("optimizer")) {
+    set_flag(command, "--optimizer", "optimizer", *name, file);
+  }
+  apply_optimizer_config(command, json, optimiser, file);
   for (const auto& [key, value] : json.object()) {
-    if (key == "config") continue;
+    if (key == "config" || key == "optimizer_config") continue;
     if (key == "lora_parameters" && value.is_object()) {
       for (const auto& [inner, number] : value.object()) {
         set_flag(command, inner == "keys" ? "--lora-keys" : "--" + inner, key + "." + inner, number,
@@ -97,10 +121,7 @@ void expect_flags(const Flags& flags) {
     called_wrongly("--fine-tune-type full is a command of its own here: mlxtape train");
   }
   if (flags.kind == "dora") {
-    called_wrongly("--fine-tune-type dora is not there: lora, or mlxtape train for all weights");
-  }
-  if (flags.optimizer == "adam" && flags.decay->count() > 0 && flags.loop.decay != 0) {
-    called_wrongly("--weight-decay needs --optimizer adamw");
+    called_wrongly("DoRA is not supported: use lora, or mlxtape train for all weights");
   }
 }
 
@@ -110,19 +131,6 @@ bool is_adapter_config(const std::string& path) {
   } catch (const Error&) {
     return false;
   }
-}
-
-// Of the files that a run writes the first that is there.
-std::string file_there(const std::string& folder) {
-  std::error_code reason;
-  std::string first;
-  for (fs::directory_iterator it(folder, reason), end; !reason && it != end; it.increment(reason)) {
-    const std::string name = it->path().filename().string();
-    const bool written = name.ends_with("adapters.safetensors") || name == kAdapterConfig ||
-                         name == "best.safetensors";
-    if (written && (first.empty() || name < first)) first = name;
-  }
-  return first.empty() ? "" : folder + "/" + first;
 }
 
 // What is there must not be written over, and is not by going on.
@@ -137,14 +145,15 @@ void expect_adapters_place(Flags& flags, const Globals& globals) {
   if (fs::exists(flags.adapters, reason) && !fs::is_directory(flags.adapters, reason)) {
     throw Error(Errc::kIo, flags.adapters + ": must be a folder or absent, got a file");
   }
-  const std::string config = without_slash(flags.adapters) + "/" + kAdapterConfig;
+  const jobs::RunFolder run(without_slash(flags.adapters));
+  const std::string config = run.adapter_config();
   if (fs::exists(config, reason) && !is_adapter_config(config)) {
     throw Error(Errc::kIo, config +
                                ": already exists and is not of adapters, so --force does not " +
                                "overwrite it; use another --adapter-path");
   }
-  const std::string file = file_there(without_slash(flags.adapters));
-  if (!file.empty() && !jobs::has_state(flags.adapters) && !flags.force) {
+  const std::string file = run.result();
+  if (!file.empty() && !run.has_state() && !flags.force) {
     throw Error(Errc::kIo, file +
                                ": already exists; use --force to overwrite, or another "
                                "--adapter-path");
@@ -171,8 +180,7 @@ void tell(const Globals& globals, const Flags& flags, const jobs::TrainResult* t
   if (globals.json) {
     Json::Object object{{"model", flags.model}, {"adapter_path", flags.adapters}};
     if (trained != nullptr) {
-      const std::int64_t step = trained->holds_best ? trained->fit.best_step : trained->fit.steps;
-      object.emplace_back("step_of_adapters", step);
+      object.emplace_back("step_of_adapters", trained->fit.held_step);
       for (auto& each : fit_json(trained->fit, device)) object.push_back(std::move(each));
     }
     if (tested != nullptr) {
@@ -183,9 +191,8 @@ void tell(const Globals& globals, const Flags& flags, const jobs::TrainResult* t
     return print_json(object);
   }
   if (trained != nullptr) {
-    const std::int64_t step = trained->holds_best ? trained->fit.best_step : trained->fit.steps;
     print(fit_text(trained->fit, device) + flags.adapters + ": the adapters after step " +
-          std::to_string(step) + "\n");
+          std::to_string(trained->fit.held_step) + "\n");
   }
   if (tested != nullptr) {
     print("test loss " + fixed(tested->loss, 4) + ", perplexity " +
@@ -196,11 +203,9 @@ void tell(const Globals& globals, const Flags& flags, const jobs::TrainResult* t
 
 void lora(const Globals& globals, Flags flags) {
   expect_flags(flags);
-  jobs::LoraJobOptions options;
+  jobs::LoraJobOptions options = flags.job;
   options.train = flags.loop.options();
-  if (flags.optimizer == "adam") options.train.fit.adamw.weight_decay = 0;
-  options.lora = flags.lora;
-  options.seed = flags.loop.seed;
+  options.seed = options.train.batches.seed;
   options.keep_saves = !flags.only_last;
   expect_model(flags.model);
   if (flags.train) expect_adapters_place(flags, globals);
@@ -219,7 +224,7 @@ void lora(const Globals& globals, Flags flags) {
   jobs::TrainResult trained;
   if (flags.train) {
     if (!flags.from.empty()) {
-      models::load_adapter_weights(*encoder, model, flags.from, flags.lora);
+      models::load_adapter_weights(*encoder, model, flags.from, flags.job.lora);
     }
     with_state(flags.state, globals, [&] {
       Watch watch("lora", options.train.fit.iterations, globals);
@@ -228,7 +233,7 @@ void lora(const Globals& globals, Flags flags) {
     if (trained.fit.stopped) {
       end_interrupted(trained.fit, options.train.fit.iterations, flags.state, device, globals);
     }
-    if (!flags.state.keep) jobs::remove_state(flags.adapters);
+    if (!flags.state.keep) flags.state.run().remove();
   } else {
     models::load_adapters(*encoder, model, flags.adapters);
   }
@@ -251,39 +256,44 @@ void add_adapter_flags(CLI::App& command, Flags& flags) {
                 "keep adapters.safetensors alone, without a numbered copy of each save")
       ->group(group);
   command
-      .add_option("--fine-tune-type", flags.kind, "lora; full is mlxtape train, dora is not there")
+      .add_option("--fine-tune-type", flags.kind,
+                  "lora; full is mlxtape train, DoRA is not supported")
       ->check(CLI::IsMember({"lora", "dora", "full"}))
       ->type_name("TYPE")
       ->group(group);
-  command.add_option("--rank", flags.lora.rank, "of the adapters")
+  command.add_option("--rank", flags.job.lora.rank, "rank of the adapters")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
       ->type_name("N")
       ->group(group);
   command
-      .add_option("--scale", flags.lora.scale,
-                  "of what they add, as it is: not divided by the rank")
+      .add_option("--scale", flags.job.lora.scale,
+                  "factor of what the adapters add; not divided by the rank")
       ->type_name("X")
       ->group(group);
-  command.add_option("--dropout", flags.lora.dropout, "share of their inputs that is left out")
+  command
+      .add_option("--dropout", flags.job.lora.dropout,
+                  "dropout probability of the adapters' inputs")
       ->check(CLI::Range(0.0, 0.999))
       ->type_name("X")
       ->group(group);
-  command.add_option("--num-layers", flags.lora.num_layers, "the last so many layers; -1: all")
+  command
+      .add_option("--num-layers", flags.job.lora.num_layers,
+                  "number of layers to adapt, counted from the last; -1: all")
       ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 20))
       ->type_name("N")
       ->group(group);
   command
       .add_option(
-          "--lora-keys", flags.lora.keys,
-          "ends of modules' paths, e.g. self_attn.q_proj; without it every linear layer and "
-          "expert of the layers")
+          "--lora-keys", flags.job.lora.keys,
+          "modules to adapt, by the ends of their paths, e.g. self_attn.q_proj [every linear layer "
+          "and expert of the layers]")
       ->allow_extra_args(false)
       ->delimiter(',')
       ->type_name("KEY")
       ->group(group);
   command
       .add_option("--resume-adapter-file", flags.from,
-                  "adapters to begin with, of the same rank and keys; --resume goes on with a run")
+                  "adapters to start from, of the same rank and keys; to resume a run use --resume")
       ->type_name("FILE")
       ->group(group);
 }
@@ -293,9 +303,12 @@ void add_adapter_flags(CLI::App& command, Flags& flags) {
 void add_lora(CLI::App& app, const Globals& globals) {
   CLI::App* command = add_command(
       app, "lora",
-      "adapters beside a model's weights, plain or packed, learn from texts; mlx-lm reads them and "
-      "its own are read. Adam as mlx-lm's, without bias correction. With a validation, which is "
-      "there where --data has valid, the adapters of its lowest loss are kept (mlx-lm: the last).",
+      "train LoRA adapters on a model with plain or quantised weights; adapters are "
+      "interchangeable "
+      "with mlx-lm's. Adam without bias correction, as mlx-lm's, unless --optimizer says "
+      "otherwise. "
+      "Where --data has valid the adapters with the lowest validation loss are kept (mlx-lm: the "
+      "last).",
       "Examples:\n"
       "  mlxtape lora --model my-model --train --data my-data --iters 600\n"
       "  mlxtape lora -c lora.json --test\n"
@@ -309,8 +322,6 @@ void add_lora(CLI::App& app, const Globals& globals) {
       "\"final_share\".");
   command->group("Models");
   const auto flags = std::make_shared<Flags>();
-  flags->lora.num_layers = 16;
-  flags->loop.decay = 0.01;
   command->add_option("--model", flags->model, "the model's directory, in MLX format")
       ->type_name("DIR")
       ->group("Model");
@@ -318,25 +329,21 @@ void add_lora(CLI::App& app, const Globals& globals) {
       ->type_name("FILE")
       ->group("Model");
   command->add_flag("--train", flags->train, "train adapters")->group("Model");
-  command->add_flag("--test", flags->test, "tell the loss on --data's test, after training if any")
+  command
+      ->add_flag("--test", flags->test, "measure the loss on --data's test, after training if any")
       ->group("Model");
-  command->add_option("--test-batches", flags->test_batches, "of the test; -1: all")
+  command->add_option("--test-batches", flags->test_batches, "batches of the test; -1: all")
       ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 30))
       ->type_name("N")
       ->group("Model");
   add_adapter_flags(*command, *flags);
-  command->add_option("--optimizer", flags->optimizer, "adam is adamw without weight decay")
-      ->check(CLI::IsMember({"adam", "adamw"}))
-      ->type_name("NAME")
-      ->group("Training");
   flags->loop.add_to(*command);
-  flags->decay = command->get_option("--weight-decay");
   add_hidden_names(*command, "--rank", "--lora-rank");
   add_hidden_names(*command, "--scale", "--lora-scale");
   add_hidden_names(*command, "--dropout", "--lora-dropout");
   flags->state.add_to(*command, "--adapter-path");
   command->callback([&globals, flags, command] {
-    if (!flags->config.empty()) apply_config(*command, flags->config);
+    if (!flags->config.empty()) apply_config(*command, flags->config, flags->loop.optimiser.name());
     lora(globals, *flags);
   });
 }

@@ -1,4 +1,4 @@
-// train: every weight of a model learns from texts, from scratch or on from a model that is there.
+// train: every weight of a model, from scratch or from an existing one.
 #include <CLI/CLI.hpp>
 
 #include <filesystem>
@@ -22,7 +22,7 @@ using formats::Json;
 struct Flags {
   std::string model, config, out, dtype;
   bool from_scratch = false, force = false;
-  LoopFlags loop;
+  LoopFlags loop{{}, jobs::train_usual()};
   StateFlags state;
   const CLI::Option* rate = nullptr;
 };
@@ -66,7 +66,7 @@ models::Model new_model(CommandEncoder& encoder, const Flags& flags, const std::
   const Json* said = json.find("torch_dtype");
   if (!type && said != nullptr && said->is_string()) type = type_named(said->string());
   const DType dtype = type.value_or(DType::kF32);
-  models::Model model = models::random_model(config, encoder, dtype, flags.loop.seed);
+  models::Model model = models::random_model(config, encoder, dtype, flags.loop.job.batches.seed);
   return flags.dtype.empty() ? model : models::cast_model(encoder, model, dtype);
 }
 
@@ -82,24 +82,24 @@ void tell(const Globals& globals, const Flags& flags, const models::Model& model
           const jobs::TrainResult& result) {
   Device& device = model.device();
   const jobs::FitResult& fit = result.fit;
-  const std::int64_t step = result.holds_best ? fit.best_step : fit.steps;
   if (globals.json) {
     Json::Object object{{"out", flags.out},
                         {"parameters", models::parameter_count(model.config)},
-                        {"step_of_weights", step}};
+                        {"step_of_weights", fit.held_step}};
     for (auto& each : fit_json(fit, device)) object.push_back(std::move(each));
     return print_json(object);
   }
   print(fit_text(fit, device) + flags.out + ": " +
         human_count(static_cast<double>(models::parameter_count(model.config))) +
-        " parameters, the weights after step " + std::to_string(step) + "\n");
+        " parameters, the weights after step " + std::to_string(fit.held_step) + "\n");
 }
 
 void train(const Globals& globals, Flags flags) {
   const std::string source = source_of(flags);
-  if (flags.from_scratch && flags.rate->count() == 0) flags.loop.rate = 1e-3;
+  if (flags.from_scratch && flags.rate->count() == 0) {
+    flags.loop.job.fit.learning_rate = jobs::kRateFromScratch;
+  }
   jobs::TrainOptions options = flags.loop.options();
-  options.fit.adamw.bias_correction = true;
   const std::vector<Place> inputs = {
       {"--model", flags.model}, {"--config", flags.config}, {"--data", flags.loop.data}};
   expect_apart({"--out", flags.out}, inputs);
@@ -122,7 +122,7 @@ void train(const Globals& globals, Flags flags) {
     end_interrupted(result.fit, options.fit.iterations, flags.state, device, globals);
   }
   with_state(flags.state, globals, [&] { save_result(model, flags.out, source, flags.force); });
-  if (!flags.state.keep) jobs::remove_state(flags.state.folder);
+  if (!flags.state.keep) flags.state.run().remove();
   tell(globals, flags, model, result);
 }
 
@@ -131,32 +131,31 @@ void train(const Globals& globals, Flags flags) {
 void add_train(CLI::App& app, const Globals& globals) {
   CLI::App* command = add_command(
       app, "train",
-      "every weight of a model learns from texts, from scratch or on from a model that is there; "
-      "of packed weights scales and biases learn. AdamW with bias correction; at the end the "
-      "weights of the lowest validation are written, or the last ones where there was none.",
+      "train every weight of a model, from scratch or from an existing model: plain text, "
+      "prompt/completion pairs or conversations; of quantised weights the scales and biases. AdamW "
+      "unless --optimizer says otherwise. Writes the weights with the lowest validation loss, or "
+      "the last ones without a validation.",
       "Examples:\n"
       "  mlxtape train --config examples/bytes/config.json --from-scratch --data my-data --out "
       "new\n"
       "  mlxtape train --model my-model --data my-data --out tuned --iters 500 --schedule cosine\n"
       "\n"
       "Ctrl-C, a full disk or a crash lose no more than the steps since the last save: the same\n"
-      "command with --resume goes on, to the same bits.");
+      "command with --resume goes on, with the same bits.");
   command->group("Models");
   const auto flags = std::make_shared<Flags>();
-  flags->loop.decay = 0.01;
-  flags->loop.clip = 1;
   const char* const group = "Model";
-  command->add_option("--model", flags->model, "the model to train on, in MLX format")
+  command->add_option("--model", flags->model, "the model to start from, in MLX format")
       ->type_name("DIR")
       ->group(group);
   command
       ->add_option("--config", flags->config,
-                   "a config.json, with tokenizer.json beside it, of a model to be")
+                   "config.json of a new model, with tokenizer.json beside it")
       ->type_name("FILE")
       ->group(group);
   command
       ->add_flag("--from-scratch", flags->from_scratch,
-                 "begin with random weights; --learning-rate is 1e-3 then if not given")
+                 "start with random weights; the default of --learning-rate is 1e-3 then")
       ->group(group);
   command->add_option("--out", flags->out, "the directory to write, an MLX model")
       ->required()
@@ -168,8 +167,8 @@ void add_train(CLI::App& app, const Globals& globals) {
       ->group(group);
   command
       ->add_option("--dtype", flags->dtype,
-                   "type of the weights, whose masters are float32; without it the model's, or "
-                   "float32 where config.json names none")
+                   "type of the weights, with float32 master copies [the model's, or float32 "
+                   "where config.json names none]")
       ->check(CLI::IsMember({"float16", "bfloat16", "float32"}))
       ->type_name("TYPE")
       ->group(group);

@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include <limits>
+
 #include "model_flags.h"
 #include "output.h"
 
@@ -28,6 +30,7 @@ CLI::Option* LoopFlags::add_to(CLI::App& command) {
   const auto add = [&](const char* group, const char* name, auto& value, const char* what) {
     return command.add_option(name, value, what)->type_name("N")->group(group);
   };
+  const auto at_least_0 = number(0, std::numeric_limits<double>::infinity());
   const char* const of_data = "Data";
   const char* const of_steps = "Training";
   const char* const of_saves = "Validation and saves";
@@ -38,73 +41,66 @@ CLI::Option* LoopFlags::add_to(CLI::App& command) {
                   "{\"messages\"}")
       ->type_name("FILE")
       ->group(of_data);
-  add(of_data, "--batch-size", batch_size, "samples of a batch")->check(kCount);
-  add(of_data, "--max-seq-length", max_tokens, "tokens of a sample; longer ones are cut")
+  add(of_data, "--batch-size", job.batches.batch_size, "samples per batch")->check(kCount);
+  add(of_data, "--max-seq-length", job.batches.max_tokens, "longer samples are cut, in tokens")
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{1} << 30));
-  command.add_flag("--mask-prompt", mask_prompt, "learn answers alone, not what they answer to")
+  command.add_flag("--mask-prompt", mask_prompt, "compute the loss on completions only")
       ->group(of_data);
-  add(of_data, "--seed", seed, "of the order of batches and all else that is drawn");
-  add(of_steps, "--iters", iters,
-      "steps of the optimiser, each of --grad-accumulation-steps batches (mlx-lm counts batches)")
+  add(of_data, "--seed", job.batches.seed, "random seed (batch order, initialisation, dropout)");
+  add(of_steps, "--iters", job.fit.iterations,
+      "optimizer steps, each of --grad-accumulation-steps batches (mlx-lm counts batches)")
       ->check(kCount);
-  CLI::Option* const learning_rate =
-      add(of_steps, "--learning-rate", rate, "the rate, or with a schedule its highest")
-          ->type_name("X");
+  CLI::Option* const learning_rate = add(of_steps, "--learning-rate", job.fit.learning_rate,
+                                         "learning rate; with a schedule its highest value")
+                                         ->type_name("X");
   command
       .add_option("--schedule", schedule,
-                  "the rate after the warm-up; cosine: down to --final-share")
+                  "learning rate after the warm-up; cosine: down to --final-share")
       ->check(CLI::IsMember({"constant", "cosine"}))
       ->type_name("NAME")
       ->group(of_steps);
-  add(of_steps, "--warmup", warmup, "steps in which the rate rises from 0")->check(kCountOrNone);
-  add(of_steps, "--final-share", final_share, "where cosine ends, as a share of --learning-rate")
+  add(of_steps, "--warmup", job.fit.warmup, "steps over which the rate rises from 0")
+      ->check(kCountOrNone);
+  add(of_steps, "--final-share", job.fit.final_share,
+      "where cosine ends, as a share of --learning-rate")
       ->type_name("X");
-  add(of_steps, "--weight-decay", decay, "of AdamW")->type_name("X");
-  add(of_steps, "--clip", clip, "the largest norm of a step's gradients; 0: any")->type_name("X");
-  add(of_steps, "--grad-accumulation-steps", accumulation, "batches whose mean makes a step")
+  optimiser.add_to(command, of_steps);
+  add(of_steps, "--clip", job.fit.clip, "clip gradients to this norm; 0: never")
+      ->check(at_least_0)
+      ->type_name("X");
+  add(of_steps, "--grad-accumulation-steps", job.fit.accumulation, "batches per step")
       ->check(kCount);
   command
-      .add_flag("--grad-checkpoint", checkpoint,
-                "less memory, more time: layers are computed again on the way back")
+      .add_flag("--grad-checkpoint", job.checkpoint,
+                "less memory, more time: recompute layers in the backward pass")
       ->group(of_steps);
-  add(of_saves, "--val-batches", val_batches,
-      "batches of a validation, evenly over all lengths; -1: all, 0: none")
+  add(of_saves, "--val-batches", job.validation_batches,
+      "batches per validation, spread over all lengths; -1: all, 0: no validation")
       ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 30));
-  add(of_saves, "--steps-per-report", report, "steps between lines that tell the loss")
+  add(of_saves, "--steps-per-report", job.fit.report_every, "steps between reports of the loss")
       ->check(kCountOrNone);
-  add(of_saves, "--steps-per-eval", eval, "steps between validations")->check(kCountOrNone);
-  add(of_saves, "--save-every", save, "steps between states on the disk")->check(kCountOrNone);
+  add(of_saves, "--steps-per-eval", job.fit.validate_every, "steps between validations")
+      ->check(kCountOrNone);
+  add(of_saves, "--save-every", job.fit.save_every, "steps between checkpoints of the run")
+      ->check(kCountOrNone);
   return learning_rate;
 }
 
 jobs::TrainOptions LoopFlags::options() const {
   if (data.empty()) called_wrongly("--data is required");
-  jobs::TrainOptions o;
-  o.fit.iterations = iters;
-  o.fit.accumulation = accumulation;
-  o.fit.learning_rate = rate;
-  o.fit.warmup = warmup;
+  jobs::TrainOptions o = job;
   o.fit.cosine = schedule == "cosine";
-  o.fit.final_share = final_share;
-  o.fit.clip = clip;
-  o.fit.adamw.weight_decay = static_cast<float>(decay);
-  o.fit.report_every = report;
-  o.fit.validate_every = eval;
-  o.fit.save_every = save;
-  o.batches.batch_size = batch_size;
-  o.batches.max_tokens = max_tokens;
-  o.batches.seed = seed;
+  o.fit.optimiser = optimiser.made();
   o.batches.learn_prompt = !mask_prompt;
-  o.checkpoint = checkpoint;
-  o.validation_batches = val_batches;
-  if (!(decay >= 0)) called_wrongly("--weight-decay must be at least 0, got " + fixed(decay, 3));
-  if (!(rate > 0)) called_wrongly("--learning-rate must be above 0, got " + digits(rate, "%g"));
+  if (!(o.fit.learning_rate > 0)) {
+    called_wrongly("--learning-rate must be above 0, got " + digits(o.fit.learning_rate, "%g"));
+  }
   require(jobs::batch_check(o.batches));
   return o;
 }
 
 jobs::DataSet LoopFlags::read(const formats::Tokenizer& tokenizer) const {
-  return jobs::read_data(data, tokenizer, {max_tokens, mask_prompt});
+  return jobs::read_data(data, tokenizer, {job.batches.max_tokens, mask_prompt});
 }
 
 void StateFlags::add_to(CLI::App& command, const std::string& without) {
@@ -113,7 +109,7 @@ void StateFlags::add_to(CLI::App& command, const std::string& without) {
   if (beside) {
     command
         .add_option("--state", folder,
-                    "where the run is kept while it is not done [the output's name with .state]")
+                    "folder of the unfinished run [the output's name with .state]")
         ->type_name("DIR")
         ->default_str("")
         ->group(group);
@@ -121,28 +117,27 @@ void StateFlags::add_to(CLI::App& command, const std::string& without) {
   const std::string where = without.empty() ? "--state" : without;
   command
       .add_flag("--resume", resume,
-                "go on with the run in " + where +
-                    ", to the same bits as if it had never stopped; begins where there is none")
+                "resume the run in " + where +
+                    ", with the same bits as if it had never stopped; starts one if there is none")
       ->group(group);
-  command.add_flag("--keep-state", keep, "do not take the state away once the run is done")
+  command.add_flag("--keep-state", keep, "keep the checkpoint after the run finishes")
       ->group(group);
 }
 
 void StateFlags::expect(const Place& out, const std::vector<Place>& inputs,
                         const Globals& globals) {
-  if (folder.empty()) folder = without_slash(out.path) + ".state";
+  if (folder.empty()) folder = jobs::RunFolder::beside(without_slash(out.path)).path();
   if (beside) {
     expect_apart({"--state", folder}, {out});
     expect_apart(out, {{"--state", folder}});
     expect_apart({"--state", folder}, inputs);
   }
-  const bool there = jobs::has_state(folder);
+  const bool there = run().has_state();
   if (there && !resume) {
-    throw Error(Errc::kIo, folder +
-                               ": contains an unfinished run; use --resume, or delete "
-                               "state.safetensors and best.safetensors there to start over");
+    throw Error(Errc::kIo, folder + ": contains an unfinished run; use --resume, or delete " +
+                               jobs::RunFolder::names_of_state() + " there to start over");
   }
-  if (!there && resume && !globals.quiet) remark(folder + ": holds no run yet, one begins");
+  if (!there && resume && !globals.quiet) remark(folder + ": contains no run yet, starting one");
 }
 
 Watch::Watch(std::string title, std::int64_t iterations, const Globals& globals)
@@ -237,7 +232,7 @@ void end_interrupted(const jobs::FitResult& fit, std::int64_t iterations, const 
                      Device& device, const Globals& globals) {
   const std::string step =
       "stopped after step " + std::to_string(fit.steps) + " of " + std::to_string(iterations);
-  const std::string fault = jobs::state_fault(state.folder);
+  const std::string fault = state.run().fault();
   if (!fault.empty()) throw Error(Errc::kIo, step + ", which is not saved: " + fault);
   const std::string command = globals.again_with("--resume");
   if (globals.json) {
@@ -255,14 +250,13 @@ void rethrow_with_advice(const StateFlags& state, const Globals& globals) {
     throw;
   } catch (const jobs::NotFinite& e) {
     throw jobs::NotFinite(std::string(e.what()) +
-                          (jobs::has_state(state.folder)
-                               ? "; other settings are another run: it begins anew once " +
-                                     state.folder + " is removed"
+                          (state.run().has_state()
+                               ? "; to start over with other settings, delete " + state.folder
                                : ""));
   } catch (const Error& e) {
     const bool goes_on =
         (e.code() == Errc::kIo || e.code() == Errc::kOutOfMemory || e.code() == Errc::kBackend) &&
-        jobs::state_fault(state.folder).empty();
+        state.run().fault().empty();
     if (!goes_on) throw;
     throw Error(e.code(), std::string(e.what()) + "; after fixing this, resume with: " +
                               globals.again_with("--resume"));

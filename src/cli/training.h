@@ -8,22 +8,25 @@
 #include "command.h"
 #include "interrupt.h"
 #include "mlxtape/formats/json.h"
+#include "mlxtape/jobs/run_folder.h"
 #include "mlxtape/jobs/train.h"
+#include "optimiser_flags.h"
 #include "places.h"
 #include "progress.h"
 
 namespace mlxtape::cli {
 
-// --data, --iters, --batch-size, ...: mlx-lm's names and, but for what --help says, its defaults.
+// --data, --iters, --batch-size, --optimizer, ...: mlx-lm's names and the job's defaults.
 struct LoopFlags {
   std::string data, schedule = "constant";
-  std::int64_t iters = 1000, batch_size = 4, warmup = 0, accumulation = 1, max_tokens = 2048;
-  std::int64_t val_batches = 25, report = 10, eval = 200, save = 100;
-  double rate = 1e-5, final_share = 0, decay = 0, clip = 0;
-  std::uint32_t seed = 0;
-  bool mask_prompt = false, checkpoint = false;
+  bool mask_prompt = false;
+  jobs::TrainOptions job;  // its own, where no flag says otherwise
+  OptimiserFlags optimiser;
 
-  // Defaults of decay and clip are those that are set then. Returns --learning-rate.
+  LoopFlags(jobs::TrainOptions defaults, jobs::OptimiserNumbers usual)
+      : job(std::move(defaults)), optimiser(job.fit.optimiser->name(), std::move(usual)) {}
+
+  // Returns --learning-rate.
   CLI::Option* add_to(CLI::App& command);
   // Throws what is wrong with them; the state's folder is not set.
   jobs::TrainOptions options() const;
@@ -36,6 +39,7 @@ struct StateFlags {
   bool resume = false, keep = false;
   bool beside = true;  // the output, not in it
 
+  jobs::RunFolder run() const { return jobs::RunFolder(folder); }
   // without: the folder that the run has anyway, e.g. --adapter-path; no --state then.
   void add_to(CLI::App& command, const std::string& without = "");
   // The folder is <out>.state where none was given. Throws where it meets the output or an input, and where a state is

@@ -69,7 +69,7 @@ class Distiller {
     each_learning(student.weights, student.config, others_,
                   [&](const std::string& name, Tensor& t) {
                     t = own(t);
-                    trainables_.push_back({name, t});
+                    trainables_.push_back({name, t, false});
                   });
   }
 
@@ -138,37 +138,8 @@ class Distiller {
   std::vector<Trainable> trainables_;
 };
 
-// The lowest validation's values, where no folder keeps them.
-class Best {
- public:
-  Best(CommandEncoder& encoder, const std::vector<Trainable>& trainables)
-      : encoder_(encoder), trainables_(trainables) {}
-
-  void note(double loss) {
-    if (!copies_.empty() && !(loss < loss_)) return;
-    loss_ = loss;
-    if (copies_.empty()) {
-      for (const Trainable& t : trainables_) copies_.push_back(encoder_.empty_like(t.tensor));
-    }
-    for (std::size_t i = 0; i < copies_.size(); ++i) {
-      encoder_.copy(trainables_[i].tensor, copies_[i]);
-    }
-  }
-  void restore() {
-    for (std::size_t i = 0; i < copies_.size(); ++i) {
-      encoder_.copy(copies_[i], trainables_[i].tensor);
-    }
-  }
-
- private:
-  CommandEncoder& encoder_;
-  const std::vector<Trainable>& trainables_;
-  std::vector<Tensor> copies_;
-  double loss_ = 0;
-};
-
 void check(const models::Model& student, const DwqTeacher& teacher, const Batches& train,
-           const DwqOptions& options, const FitHooks& hooks) {
+           const DwqOptions& options) {
   if ((teacher.model == nullptr) == (teacher.targets == nullptr)) {
     wrong("there must be either a teacher's model or its targets");
   }
@@ -184,33 +155,23 @@ void check(const models::Model& student, const DwqTeacher& teacher, const Batche
   if (!(options.temperature > 0) || !std::isfinite(options.temperature)) {
     wrong("temperature must be above 0, got " + std::to_string(options.temperature));
   }
-  if (options.iterations < 0 || options.chunk_rows < 0) {
+  if (options.fit.iterations < 0 || options.chunk_rows < 0) {
     wrong("iterations and chunk_rows must be at least 0, got " +
-          std::to_string(options.iterations) + " and " + std::to_string(options.chunk_rows));
+          std::to_string(options.fit.iterations) + " and " + std::to_string(options.chunk_rows));
   }
-  const std::int64_t needed = options.iterations > 0 ? options.iterations : train.per_epoch();
+  const std::int64_t needed =
+      options.fit.iterations > 0 ? options.fit.iterations : train.per_epoch();
   if (teacher.targets != nullptr && teacher.targets->train_batches() < needed) {
     wrong("there must be targets for all " + std::to_string(needed) + " batches, got " +
           std::to_string(teacher.targets->train_batches()));
   }
-  if (hooks.validate) wrong("hooks.validate must not be given");
 }
 
 FitOptions fit_options(const models::Model& student, const DwqTeacher& teacher,
                        const Batches& train, const std::vector<Batch>& valid,
                        const DwqOptions& options) {
-  FitOptions f;
-  f.iterations = options.iterations > 0 ? options.iterations : train.per_epoch();
-  f.learning_rate = options.learning_rate;
-  f.adamw.weight_decay = 0;
-  f.adamw.bias_correction = true;
-  f.lazy_rows = false;
-  f.report_every = options.report_every;
-  f.validate_every = options.validate_every;
-  f.save_every = options.save_every;
-  f.folder = options.folder;
-  f.resume = options.resume;
-  f.fingerprint = options.fingerprint;
+  FitOptions f = options.fit;
+  if (f.iterations == 0) f.iterations = train.per_epoch();
   f.fingerprint["dwq data"] = train.fingerprint() + " " + jobs::fingerprint(valid);
   f.fingerprint["dwq temperature"] = formats::Json(options.temperature).dump();
   f.fingerprint["dwq rows of logits"] = std::to_string(options.chunk_rows);
@@ -224,52 +185,55 @@ FitOptions fit_options(const models::Model& student, const DwqTeacher& teacher,
 std::string line_of(const DwqResult& r) {
   return "the loss over the validation set ended at " + std::to_string(r.final) +
          ", above where it began, at " + std::to_string(r.initial) +
-         ": the student has the values of step " + std::to_string(r.kept_step) + ", with " +
+         ": the student has the values of step " + std::to_string(r.fit.held_step) + ", with " +
          std::to_string(r.kept);
 }
 
 }  // namespace
 
+FitOptions dwq_fit() {
+  FitOptions fit;
+  fit.iterations = 0;
+  fit.learning_rate = 1e-6;
+  fit.optimiser = make_optimiser("adam", {{"bias_correction", 1}});
+  fit.lazy_rows = false;
+  fit.report_every = 20;
+  return fit;
+}
+
 std::vector<Trainable> dwq_trainables(const models::Model& student, bool others) {
   std::vector<Trainable> result;
   models::Weights weights = student.weights;
-  each_learning(weights, student.config, others,
-                [&](const std::string& name, const Tensor& t) { result.push_back({name, t}); });
+  each_learning(weights, student.config, others, [&](const std::string& name, const Tensor& t) {
+    result.push_back({name, t, false});
+  });
   return result;
 }
 
 DwqResult dwq(CommandEncoder& encoder, models::Model& student, const DwqTeacher& teacher,
               const Batches& train, const std::vector<Batch>& valid, const DwqOptions& options,
               const FitHooks& hooks) {
-  check(student, teacher, train, options, hooks);
+  check(student, teacher, train, options);
   Distiller distiller(encoder, student, teacher, train, valid, options);
-  Best best(encoder, distiller.trainables());
-  FitHooks all = hooks;
-  all.validate = [&] {
-    const double loss = distiller.validate();
-    if (options.folder.empty()) best.note(loss);
-    return loss;
+  FitTask task;
+  task.trainables = distiller.trainables();
+  task.objective = [&](Tape& tape, std::int64_t number) {
+    return distiller.loss(tape, number);
   };
+  task.validate = [&] {
+    return distiller.validate();
+  };
+  task.end_with = EndWith::kBestIfWorse;
   DwqResult result;
-  for (const Trainable& t : distiller.trainables()) result.trained += t.tensor.size();
-  const FitOptions fit_by = fit_options(student, teacher, train, valid, options);
-  result.fit = fit(
-      encoder, distiller.trainables(),
-      [&](Tape& tape, std::int64_t number) { return distiller.loss(tape, number); }, fit_by, all);
+  for (const Trainable& t : task.trainables) result.trained += t.tensor.size();
+  result.fit = fit(encoder, task, fit_options(student, teacher, train, valid, options), hooks);
   if (result.fit.stopped || result.fit.validations.empty()) return result;
   result.initial = result.fit.validations.front().loss;
   result.final = result.kept = result.fit.validations.back().loss;
-  result.kept_step = result.fit.steps;
   result.worse = result.final > result.initial;
   if (!result.worse) return result;
   result.kept = result.fit.best_loss;
-  result.kept_step = result.fit.best_step;
   result.warning = line_of(result);
-  if (options.folder.empty()) {
-    best.restore();
-  } else {
-    load_trainables(encoder, options.folder + "/best.safetensors", distiller.trainables());
-  }
   return result;
 }
 

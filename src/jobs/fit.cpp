@@ -6,6 +6,7 @@
 #include <set>
 
 #include "fit_state.h"
+#include "gradient_sum.h"
 
 namespace mlxtape::jobs {
 
@@ -47,42 +48,24 @@ Check check_options(const FitOptions& o) {
   return std::nullopt;
 }
 
-// The sum of one trainable's gradients: dense, or rows where all of them were.
-struct GradientSum {
-  Tensor dense;
-  RowGrad rows;
-
-  bool is_rows() const { return rows.ids.defined(); }
-  const Tensor& values() const { return is_rows() ? rows.rows : dense; }
-};
-
 class Fit {
  public:
-  Fit(CommandEncoder& encoder, const std::vector<Trainable>& trainables, const Objective& objective,
-      const FitOptions& options, const FitHooks& hooks)
+  Fit(CommandEncoder& encoder, const FitTask& task, const FitOptions& options,
+      const FitHooks& hooks)
       : encoder_(encoder),
-        objective_(objective),
+        task_(task),
         options_(options),
         hooks_(hooks),
-        folder_(options, hooks.validate != nullptr) {
-    if (&encoder.device() != trainables.front().tensor.device()) {
+        state_(options, task.validate != nullptr) {
+    if (&encoder.device() != task.trainables.front().tensor.device()) {
       throw wrong(Errc::kDevice, "what is trained must be on " + encoder.device().name());
     }
-    if (folder_.has_state() && !options.resume) {
+    const RunFolder& folder = state_.folder();
+    if (folder.has_state() && !options.resume) {
       throw wrong(Errc::kArgument,
-                  folder_.state() + " is the state of a run: resume it, or take another folder");
+                  folder.state() + " is the state of a run: resume it, or take another folder");
     }
-    for (const Trainable& each : trainables) {
-      const Tensor& w = each.tensor;
-      FitSlot slot{each.name, w.detach(), {}, {}, {}};
-      if (w.dtype() != DType::kF32) {
-        slot.master = encoder.zeros(w.shape(), DType::kF32);
-        encoder.add_into(slot.master, slot.w);
-      }
-      slot.m = encoder.zeros(w.shape(), DType::kF32);
-      slot.v = encoder.zeros(w.shape(), DType::kF32);
-      slots_.push_back(slot);
-    }
+    slots_ = make_slots(encoder, *options.optimiser, task.trainables);
   }
 
   FitResult run();
@@ -99,38 +82,45 @@ class Fit {
   void report();
   bool validate();
   void save(bool improved);
+  void keep_best();
+  std::int64_t end(bool stopped);
   void require_finite(const char* what, float value) const;
 
   CommandEncoder& encoder_;
-  const Objective& objective_;
+  const FitTask& task_;
   const FitOptions& options_;
   const FitHooks& hooks_;
-  FitFolder folder_;
-  std::vector<FitSlot> slots_;
+  FitState state_;
+  std::vector<OptimiserSlot> slots_;
   std::vector<GradientSum> sums_;
   Tensor t_, rate_;  // the step's numbers, on the device
   FitProgress progress_;
-  double norm_ = 0;  // of the last step
+  std::vector<Tensor> best_;  // the values of the lowest validation, where no folder keeps them
+  double norm_ = 0;           // of the last step
 };
 
 void Fit::begin() {
-  folder_.prepare();
-  if (folder_.has_state()) {
-    progress_ = folder_.read_state(encoder_, slots_);
+  state_.folder().enter();
+  if (state_.folder().has_state()) {
+    progress_ = state_.read(encoder_, slots_);
     // A state comes before its best: what is missing of that can be only its own.
     const std::int64_t best = progress_.best_step;
-    if (best >= 0 && !folder_.has_best(best)) {
+    if (best >= 0 && !state_.has_best(best)) {
       if (best != progress_.step) {
-        throw wrong(Errc::kIo, folder_.best() + " must be of step " + std::to_string(best) +
+        throw wrong(Errc::kIo, state_.folder().best() + " must be of step " + std::to_string(best) +
                                    ", as the state beside it says");
       }
-      folder_.write_best(encoder_, slots_, progress_);
+      state_.write_best(encoder_, slots_, progress_);
     }
     if (progress_.step > options_.iterations) {
       throw wrong(Errc::kArgument,
                   "the run has " + std::to_string(progress_.step) +
                       " steps behind it, so iterations must be at least that, got " +
                       std::to_string(options_.iterations));
+    }
+    if (task_.with_state) {
+      encoder_.commit_and_wait();
+      task_.with_state(progress_.step);
     }
     if (hooks_.on_resumed) hooks_.on_resumed(progress_.step);
   }
@@ -157,7 +147,7 @@ void Fit::check_recorded(const Recorded& recorded) const {
       throw wrong(Errc::kArgument,
                   "what the objective watches must be what is trained, in its order, got another "
                   "tensor in the place of \"" +
-                      slots_[i].name + "\"");
+                      slots_[i].of.name + "\"");
     }
   }
 }
@@ -168,7 +158,7 @@ void Fit::add_gradients(std::int64_t batch, const Tensor& loss_sum) {
   std::vector<GradientSum> gradients(slots_.size());
   {
     Tape tape(encoder_);
-    const Recorded recorded = objective_(tape, batch);
+    const Recorded recorded = task_.objective(tape, batch);
     check_recorded(recorded);
     for (const Tensor& x : recorded.watched) tape.watch(x, DType::kF32);
     const Tensor& loss = recorded.loss;
@@ -176,7 +166,8 @@ void Fit::add_gradients(std::int64_t batch, const Tensor& loss_sum) {
     tape.backward(loss, encoder_.full(loss.shape(), loss.dtype(), share));
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       const Tensor& x = recorded.watched[i];
-      if (options_.lazy_rows && tape.has_row_grad(x)) {
+      const bool by_rows = options_.lazy_rows && options_.optimiser->takes_rows(slots_[i].of);
+      if (by_rows && tape.has_row_grad(x)) {
         gradients[i].rows = tape.row_grad(x);
       } else {
         gradients[i].dense = encoder_.contiguous(tape.grad(x));
@@ -190,26 +181,7 @@ void Fit::add_gradients(std::int64_t batch, const Tensor& loss_sum) {
     return;
   }
   for (std::size_t i = 0; i < slots_.size(); ++i) {
-    GradientSum& sum = sums_[i];
-    const GradientSum& more = gradients[i];
-    if (sum.is_rows() && more.is_rows()) {
-      sum.rows = sum.rows.merge(encoder_, sum.rows, more.rows, slots_[i].w.shape(), DType::kF32);
-      continue;
-    }
-    if (sum.is_rows()) {
-      sum.dense = encoder_.zeros(slots_[i].w.shape(), DType::kF32);
-      sum.rows.add_to(encoder_, sum.dense, sum.rows);
-      sum.rows = {};
-    } else if (sum.dense.buffer().owners() != 1) {  // two trainables may have had the same one
-      const Tensor shared = sum.dense;
-      sum.dense = encoder_.empty_like(shared);
-      encoder_.copy(shared, sum.dense);
-    }
-    if (more.is_rows()) {
-      more.rows.add_to(encoder_, sum.dense, more.rows);
-    } else {
-      encoder_.add_into(sum.dense, more.dense);
-    }
+    sums_[i].add(encoder_, gradients[i], slots_[i].w.shape());
   }
 }
 
@@ -217,7 +189,7 @@ void Fit::require_finite(const char* what, float value) const {
   if (std::isfinite(value)) return;
   throw NotFinite("fit: " + std::string(what) + " of step " + std::to_string(progress_.step + 1) +
                   " must be finite, got " + text_of_nonfinite(static_cast<double>(value)) +
-                  "; nothing of that step was kept, and " + folder_.last_state() +
+                  "; nothing of that step was kept, and " + state_.last() +
                   ". A lower learning rate, a longer warmup or a clip may help");
 }
 
@@ -249,17 +221,17 @@ void Fit::step() {
 }
 
 void Fit::update(const ops::GradNorm& norm) {
-  std::vector<ops::AdamWSlot> slots;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
-    const FitSlot& s = slots_[i];
-    slots.push_back({s.w, sums_[i].values(), s.m, s.v, s.master, sums_[i].rows.ids});
+    slots_[i].grad = sums_[i].values();
+    slots_[i].ids = sums_[i].rows.ids;
   }
+  sums_.clear();
   const auto rate = static_cast<float>(learning_rate_at(options_, progress_.step + 1));
   encoder_.upload(&rate, sizeof rate, rate_);
   ops::advance(encoder_, t_);
-  ops::adamw_step(encoder_, slots, {rate_, t_, options_.clip > 0 ? norm.scale : Tensor()},
-                  options_.adamw);
-  sums_.clear();
+  options_.optimiser->step(encoder_, slots_,
+                           {rate_, t_, options_.clip > 0 ? norm.scale : Tensor()});
+  for (OptimiserSlot& slot : slots_) slot.grad = slot.ids = {};
 }
 
 void Fit::report() {
@@ -275,11 +247,10 @@ void Fit::report() {
 
 // Is it the best so far?
 bool Fit::validate() {
-  const double loss = hooks_.validate();
+  const double loss = task_.validate();
   if (!std::isfinite(loss)) {
     throw NotFinite("fit: the loss of the validation after step " + std::to_string(progress_.step) +
-                    " must be finite, got " + text_of_nonfinite(loss) + "; " +
-                    folder_.last_state());
+                    " must be finite, got " + text_of_nonfinite(loss) + "; " + state_.last());
   }
   const double rate = progress_.step == 0 ? 0 : learning_rate_at(options_, progress_.step);
   progress_.validations.push_back({progress_.step, loss, rate, norm_, 0});
@@ -287,15 +258,42 @@ bool Fit::validate() {
   if (improved) {
     progress_.best_step = progress_.step;
     progress_.best_loss = loss;
+    if (task_.end_with != EndWith::kLast && !state_.folder().is_used()) keep_best();
   }
   if (hooks_.on_validated) hooks_.on_validated(progress_.validations.back());
   return improved;
 }
 
+void Fit::keep_best() {
+  const bool is_first = best_.empty();
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (is_first) best_.push_back(encoder_.empty_like(slots_[i].w));
+    encoder_.copy(slots_[i].w, best_[i]);
+  }
+}
+
+// Leaves the trainables as the task wants them; returns whose values they are then.
+std::int64_t Fit::end(bool stopped) {
+  const auto& seen = progress_.validations;
+  bool wants_best = task_.end_with == EndWith::kBest;
+  if (task_.end_with == EndWith::kBestIfWorse) {
+    wants_best = !stopped && !seen.empty() && seen.back().loss > seen.front().loss;
+  }
+  if (!wants_best || progress_.best_step < 0) return progress_.step;
+  if (progress_.best_step == progress_.step) return progress_.step;
+  if (state_.folder().is_used()) {
+    load_trainables(encoder_, state_.folder().best(), task_.trainables);
+  } else {
+    for (std::size_t i = 0; i < slots_.size(); ++i) encoder_.copy(best_[i], slots_[i].w);
+  }
+  return progress_.best_step;
+}
+
 void Fit::save(bool improved) {
-  if (!folder_.is_used()) return;
-  folder_.write_state(encoder_, slots_, progress_);
-  if (improved) folder_.write_best(encoder_, slots_, progress_);
+  if (!state_.folder().is_used()) return;
+  state_.write(encoder_, slots_, progress_);
+  if (improved) state_.write_best(encoder_, slots_, progress_);
+  if (task_.with_state) task_.with_state(progress_.step);
   if (hooks_.on_saved) hooks_.on_saved(progress_.step);
 }
 
@@ -304,18 +302,19 @@ FitResult Fit::run() {
   encoder_.device().memory().reset_peak();
   begin();
   bool stopped = false;
-  if (progress_.step == 0 && progress_.validations.empty() && hooks_.validate) save(validate());
+  if (progress_.step == 0 && progress_.validations.empty() && task_.validate) save(validate());
   while (progress_.step < options_.iterations && !stopped) {
     step();
     if (hooks_.on_step) hooks_.on_step(progress_.step);
     if (is_due(options_.report_every)) report();
-    const bool improved = hooks_.validate && is_due(options_.validate_every) && validate();
+    const bool improved = task_.validate && is_due(options_.validate_every) && validate();
     stopped = hooks_.stop && hooks_.stop();
     if (improved || stopped || is_due(options_.save_every)) save(improved);
   }
   FitResult result;
   result.steps = progress_.step;
   result.stopped = stopped && progress_.step < options_.iterations;
+  result.held_step = end(result.stopped);
   result.reports = std::move(progress_.reports);
   result.validations = std::move(progress_.validations);
   result.best_step = progress_.best_step;
@@ -341,15 +340,22 @@ double learning_rate_at(const FitOptions& options, std::int64_t step) {
 }
 
 Check fit_check(const std::vector<Trainable>& trainables, const FitOptions& options) {
+  if (options.optimiser == nullptr)
+    return wrong(Errc::kArgument, "an optimiser is needed, got none");
+  if (const Check check = options.optimiser->check()) return check;
   if (trainables.empty()) return wrong(Errc::kArgument, "something must be trained, got nothing");
   std::set<std::string> names;
   for (const Trainable& each : trainables) {
     const Tensor& t = each.tensor;
     const std::string name = "\"" + each.name + "\" ";
-    if (each.name.empty() || each.name.starts_with("adamw.") || !names.insert(each.name).second) {
+    bool is_new = !each.name.empty() && names.insert(each.name).second;
+    for (const std::string& state : options.optimiser->states(each)) {
+      is_new = is_new && names.insert(state_name(state, each.name)).second;
+    }
+    if (!is_new) {
       return wrong(Errc::kArgument,
-                   "what is trained must have names of their own that do not begin "
-                   "with adamw., got " +
+                   "what is trained must have names of their own, also beside the optimiser's "
+                   "states, got " +
                        name);
     }
     if (!is_kernel_float(t.dtype())) {
@@ -366,10 +372,10 @@ Check fit_check(const std::vector<Trainable>& trainables, const FitOptions& opti
   return check_options(options);
 }
 
-FitResult fit(CommandEncoder& encoder, const std::vector<Trainable>& trainables,
-              const Objective& objective, const FitOptions& options, const FitHooks& hooks) {
-  require(fit_check(trainables, options));
-  return Fit(encoder, trainables, objective, options, hooks).run();
+FitResult fit(CommandEncoder& encoder, const FitTask& task, const FitOptions& options,
+              const FitHooks& hooks) {
+  require(fit_check(task.trainables, options));
+  return Fit(encoder, task, options, hooks).run();
 }
 
 }  // namespace mlxtape::jobs

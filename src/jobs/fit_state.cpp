@@ -1,15 +1,11 @@
 #include "fit_state.h"
 
 #include <algorithm>
-#include <array>
-#include <cctype>
-#include <cerrno>
-#include <cstdio>
 #include <filesystem>
 #include <utility>
 
-#include <unistd.h>
-
+#include "checked_file.h"
+#include "digits.h"
 #include "mlxtape/base/quote.h"
 #include "mlxtape/formats/json.h"
 
@@ -20,51 +16,12 @@ namespace {
 using formats::Json;
 using formats::NamedTensor;
 using formats::SafetensorsFile;
-using Settings = std::map<std::string, std::string>;
 
+constexpr const char* kOptimizer = "optimizer";  // the setting
 constexpr const char* kFormat = "mlxtape fit 2";
-constexpr const char* kWithoutChecksum = "mlxtape fit 1";
-constexpr const char *kState = "/state.safetensors", *kBest = "/best.safetensors";
-constexpr const char* kFirstMoments = "adamw.m:";
-constexpr const char* kSecondMoments = "adamw.v:";
 
 [[noreturn]] void fail(const std::string& file, const std::string& what) {
   throw Error(Errc::kIo, "fit: " + file + ": " + what);
-}
-
-bool is_without_checksum(const SafetensorsFile& file) {
-  const auto format = file.metadata().find("format");
-  return format != file.metadata().end() && format->second == kWithoutChecksum;
-}
-
-// A file that fit wrote, every byte as it was then.
-SafetensorsFile open_checked(const std::string& path) {
-  std::error_code none;
-  if (!std::filesystem::exists(path, none)) fail(path, "is missing");
-  std::optional<SafetensorsFile> file;
-  std::string wrong;
-  try {
-    file.emplace(path);
-    if (!is_without_checksum(*file)) file->verify();
-  } catch (const Error& e) {
-    wrong = e.what();
-  }
-  if (!wrong.empty()) {
-    fail(path, "is damaged (" + wrong + "); restore it from a copy, or delete it to start over");
-  }
-  if (is_without_checksum(*file)) {
-    fail(path,
-         "was written by an older version, without a checksum; finish the run with that version, "
-         "or delete this file to start over");
-  }
-  return *std::move(file);
-}
-
-// As many digits as tell any two numbers apart.
-std::string digits(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.17g", value);
-  return text.data();
 }
 
 Settings settings_of(const FitOptions& o, bool validates) {
@@ -73,12 +30,9 @@ Settings settings_of(const FitOptions& o, bool validates) {
              {"warmup", std::to_string(o.warmup)},
              {"cosine", o.cosine ? "on" : "off"},
              {"clip", digits(o.clip)},
-             {"beta1", digits(o.adamw.beta1)},
-             {"beta2", digits(o.adamw.beta2)},
-             {"eps", digits(static_cast<double>(o.adamw.eps))},
-             {"weight_decay", digits(static_cast<double>(o.adamw.weight_decay))},
-             {"bias_correction", o.adamw.bias_correction ? "on" : "off"},
              {"lazy_rows", o.lazy_rows ? "on" : "off"}};
+  s.merge(o.optimiser->settings());
+  s.try_emplace(kOptimizer, o.optimiser->name());
   if (o.cosine) {
     s["iterations"] = std::to_string(o.iterations);
     s["final_share"] = digits(o.final_share);
@@ -186,115 +140,92 @@ void load(CommandEncoder& encoder, const SafetensorsFile& file, const std::strin
   encoder.upload(converted.data(), converted.size(), to);
 }
 
-// name.tmp<process>.<number>, as WholeFile names what it has not finished.
-bool is_left_over(const std::string& name) {
-  for (const std::string middle : {".safetensors.tmp", ".json.tmp"}) {
-    const std::size_t at = name.rfind(middle);
-    if (at == std::string::npos || at == 0) continue;
-    const std::string rest = name.substr(at + middle.size());
-    return !rest.empty() && std::all_of(rest.begin(), rest.end(), [](unsigned char c) {
-      return std::isdigit(c) != 0 || c == '.';
-    });
-  }
-  return false;
-}
-
-// Of a process that was killed while it wrote.
-void remove_left_over(const std::string& folder) {
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
-    if (!is_left_over(entry.path().filename().string())) continue;
-    std::error_code failed;
-    std::filesystem::remove(entry.path(), failed);
-  }
-}
-
 }  // namespace
 
-FitFolder::FitFolder(const FitOptions& options, bool validates)
-    : path_(options.folder),
+FitState::FitState(const FitOptions& options, bool validates)
+    : folder_(options.folder),
+      optimiser_(options.optimiser),
       options_(settings_of(options, validates)),
       fingerprint_(options.fingerprint) {}
 
-bool FitFolder::has_state() const {
-  std::error_code none;
-  return is_used() && std::filesystem::exists(state(), none);
-}
-
-void FitFolder::prepare() {
-  if (!is_used()) return;
-  std::error_code wrong;
-  std::filesystem::create_directories(path_, wrong);
-  if (wrong) fail(path_, "must be a folder, got " + wrong.message());
-  lock_.emplace(path_);
-  remove_left_over(path_);
-}
-
-std::string FitFolder::last_state() const {
-  if (!is_used()) return "no state was written";
+std::string FitState::last() const {
+  if (!folder_.is_used()) return "no state was written";
   if (saved_ < 0) return "there is no state before it";
   const std::string step = "the state of step " + std::to_string(saved_);
-  const std::string fault = state_fault(path_);
-  return fault.empty() ? step + " is saved in " + state() : step + " is lost: " + fault;
+  const std::string fault = folder_.fault();
+  return fault.empty() ? step + " is saved in " + folder_.state() : step + " is lost: " + fault;
 }
 
-void FitFolder::write_state(CommandEncoder& encoder, const std::vector<FitSlot>& slots,
-                            const FitProgress& progress) {
+std::vector<NamedTensor> FitState::tensors_of(const OptimiserSlot& slot) const {
+  std::vector<NamedTensor> tensors{{slot.of.name, slot.value()}};
+  const std::vector<std::string> states = optimiser_->states(slot.of);
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    tensors.push_back({state_name(states[i], slot.of.name), slot.states[i]});
+  }
+  return tensors;
+}
+
+void FitState::write(CommandEncoder& encoder, const std::vector<OptimiserSlot>& slots,
+                     const FitProgress& progress) {
   encoder.commit_and_wait();
   std::vector<NamedTensor> tensors;
-  for (const FitSlot& slot : slots) {
-    tensors.push_back({slot.name, slot.value()});
-    tensors.push_back({kFirstMoments + slot.name, slot.m});
-    tensors.push_back({kSecondMoments + slot.name, slot.v});
+  for (const OptimiserSlot& slot : slots) {
+    for (NamedTensor& each : tensors_of(slot)) tensors.push_back(std::move(each));
   }
   try {
-    formats::write_checked_safetensors(state(), tensors,
+    formats::write_checked_safetensors(folder_.state(), tensors,
                                        {{"format", kFormat},
                                         {"progress", text_of(progress)},
                                         {"options", text_of(options_)},
                                         {"fingerprint", text_of(fingerprint_)}});
   } catch (const Error& e) {
     throw Error(e.code(), "fit: the state of step " + std::to_string(progress.step) +
-                              " could not be written: " + e.what() + "; " + last_state());
+                              " could not be written: " + e.what() + "; " + last());
   }
   saved_ = progress.step;
 }
 
-void FitFolder::write_best(CommandEncoder& encoder, const std::vector<FitSlot>& slots,
-                           const FitProgress& progress) const {
+void FitState::write_best(CommandEncoder& encoder, const std::vector<OptimiserSlot>& slots,
+                          const FitProgress& progress) const {
   encoder.commit_and_wait();
   std::vector<NamedTensor> tensors;
-  for (const FitSlot& slot : slots) tensors.push_back({slot.name, slot.w});
+  for (const OptimiserSlot& slot : slots) tensors.push_back({slot.of.name, slot.w});
   try {
     formats::write_checked_safetensors(
-        best(), tensors,
+        folder_.best(), tensors,
         {{"step", std::to_string(progress.best_step)}, {"loss", digits(progress.best_loss)}});
   } catch (const Error& e) {
     throw Error(e.code(), "fit: the best so far, of step " + std::to_string(progress.best_step) +
-                              ", could not be written: " + e.what() + "; " + last_state());
+                              ", could not be written: " + e.what() + "; " + last());
   }
 }
 
-bool FitFolder::has_best(std::int64_t step) const {
+bool FitState::has_best(std::int64_t step) const {
   std::error_code none;
-  if (!std::filesystem::exists(best(), none)) return false;
-  const SafetensorsFile file = open_checked(best());
+  if (!std::filesystem::exists(folder_.best(), none)) return false;
+  const SafetensorsFile file = open_checked(folder_.best());
   const auto found = file.metadata().find("step");
   return found != file.metadata().end() && found->second == std::to_string(step);
 }
 
-void FitFolder::check_settings(const SafetensorsFile& file) const {
+void FitState::check_settings(const SafetensorsFile& file) const {
   const Metadata metadata(file);
   for (const auto& [key, now] : {std::pair("options", &options_), {"fingerprint", &fingerprint_}}) {
     Settings before;
     const Json object = metadata.json(key);
     for (const auto& [name, value] : object.object()) before[name] = value.string();
+    // States from before there was a choice do not name it.
+    if (now == &options_) before.try_emplace(kOptimizer, "adamw");
     const auto differs = [&](const std::string& name, const std::string& was,
                              const std::string& is) {
       throw Error(Errc::kArgument,
                   "fit: " + file.path() + " is the state of another run: " + shown(name) +
                       " must be " + shown(was) + " to go on from it, got " + shown(is));
     };
+    // First of all, as others follow from it.
+    if (now == &options_ && now->at(kOptimizer) != before[kOptimizer]) {
+      differs(kOptimizer, before[kOptimizer], now->at(kOptimizer));
+    }
     for (const auto& [name, was] : before) {
       const auto found = now->find(name);
       if (found == now->end()) differs(name, was, "none");
@@ -306,13 +237,16 @@ void FitFolder::check_settings(const SafetensorsFile& file) const {
   }
 }
 
-FitProgress FitFolder::read_state(CommandEncoder& encoder, const std::vector<FitSlot>& slots) {
-  const SafetensorsFile file = open_checked(state());
+FitProgress FitState::read(CommandEncoder& encoder, const std::vector<OptimiserSlot>& slots) {
+  const SafetensorsFile file = open_checked(folder_.state());
   check_settings(file);
   const std::size_t tensors = file.names().size() - 1;  // without the checksum
-  if (tensors != 3 * slots.size()) {
-    fail(file.path(), "must hold 3 tensors for each of " + std::to_string(slots.size()) +
-                          " that are trained, got " + std::to_string(tensors));
+  std::size_t wanted = 0;
+  for (const OptimiserSlot& slot : slots) wanted += 1 + slot.states.size();
+  if (tensors != wanted) {
+    fail(file.path(), "must hold " + std::to_string(wanted) + " tensors of the " +
+                          std::to_string(slots.size()) + " that are trained, got " +
+                          std::to_string(tensors));
   }
   const Metadata metadata(file);
   const Json json = metadata.json("progress");
@@ -327,44 +261,12 @@ FitProgress FitFolder::read_state(CommandEncoder& encoder, const std::vector<Fit
   p.reports = metadata.points(metadata.at(json, "reports"));
   p.validations = metadata.points(metadata.at(json, "validations"));
   check_progress(file.path(), p);
-  for (const FitSlot& slot : slots) {
-    load(encoder, file, slot.name, slot.value());
-    if (slot.master.defined()) load(encoder, file, slot.name, slot.w);
-    load(encoder, file, kFirstMoments + slot.name, slot.m);
-    load(encoder, file, kSecondMoments + slot.name, slot.v);
+  for (const OptimiserSlot& slot : slots) {
+    for (const NamedTensor& each : tensors_of(slot)) load(encoder, file, each.name, each.tensor);
+    if (slot.master.defined()) load(encoder, file, slot.of.name, slot.w);
   }
   saved_ = p.step;
   return p;
-}
-
-bool has_state(const std::string& folder) {
-  std::error_code none;
-  return std::filesystem::exists(folder + kState, none);
-}
-
-std::string state_fault(const std::string& folder) {
-  std::error_code none;
-  try {
-    static_cast<void>(open_checked(folder + kState));
-    if (std::filesystem::exists(folder + kBest, none)) {
-      static_cast<void>(open_checked(folder + kBest));
-    }
-    return "";
-  } catch (const Error& e) {
-    return e.what();
-  }
-}
-
-void remove_state(const std::string& folder) {
-  // The state first: a best without one is nothing to go on from.
-  for (const char* name : {kState, kBest}) {
-    std::error_code failed;
-    std::filesystem::remove(folder + name, failed);
-    if (failed) fail(folder + name, "cannot be removed: " + failed.message());
-  }
-  remove_left_over(folder);
-  std::error_code not_empty;
-  std::filesystem::remove(folder, not_empty);
 }
 
 void load_trainables(CommandEncoder& encoder, const std::string& file,

@@ -1,6 +1,7 @@
 #include "mlxtape/jobs/lora.h"
 
 #include "base.h"
+#include "mlxtape/jobs/run_folder.h"
 
 namespace mlxtape::jobs {
 
@@ -30,14 +31,14 @@ void add_fingerprint(CommandEncoder& encoder, const models::Model& model,
   print["lora seed"] = std::to_string(options.seed);
 }
 
-// 0000100_adapters.safetensors
-std::string numbered(const std::string& folder, std::int64_t step) {
-  std::string digits = std::to_string(step);
-  if (digits.size() < 7) digits.insert(0, 7 - digits.size(), '0');
-  return folder + "/" + digits + "_adapters.safetensors";
-}
-
 }  // namespace
+
+TrainOptions lora_training() {
+  TrainOptions training;
+  training.fit.optimiser = make_optimiser("adam");
+  training.fit.clip = 0;
+  return training;
+}
 
 TrainResult lora(CommandEncoder& encoder, models::Model& model, const DataSet& data,
                  const LoraJobOptions& options, const FitHooks& hooks) {
@@ -64,28 +65,20 @@ TrainResult lora(CommandEncoder& encoder, models::Model& model, const DataSet& d
     return tensors;
   };
 
-  const std::string& folder = how.fit.folder;
-  FitHooks all = hooks;
-  const auto save = [&](std::int64_t step) {
+  const RunFolder folder(how.fit.folder);
+  part.with_state = [&](std::int64_t step) {
     if (step == 0) return;
-    models::save_adapters(adapted, folder, options.lora);
+    models::save_adapters(adapted, folder.path(), options.lora);
     const std::int64_t every = how.fit.save_every;
     if (options.keep_saves && every > 0 && step % every == 0) {
-      models::save_adapter_weights(adapted, numbered(folder, step));
+      models::save_adapter_weights(adapted, folder.adapters(step));
     }
   };
-  all.on_resumed = [&](std::int64_t step) {
-    encoder.commit_and_wait();
-    save(step);  // a run that was killed may have had its state alone
-    if (hooks.on_resumed) hooks.on_resumed(step);
-  };
-  all.on_saved = [&](std::int64_t step) {
-    save(step);
-    if (hooks.on_saved) hooks.on_saved(step);
-  };
-  const TrainResult result = train_part(encoder, adapted, part, data, how, all);
+  const TrainResult result = train_part(encoder, adapted, part, data, how, hooks);
   // A run that was stopped has its last ones there, which it goes on from; the best may be those of step 0.
-  if (!folder.empty() && !result.fit.stopped) models::save_adapters(adapted, folder, options.lora);
+  if (folder.is_used() && !result.fit.stopped) {
+    models::save_adapters(adapted, folder.path(), options.lora);
+  }
   model = std::move(adapted);
   return result;
 }

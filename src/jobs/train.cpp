@@ -1,6 +1,7 @@
 #include "mlxtape/jobs/train.h"
 
 #include <memory>
+#include <set>
 
 #include "base.h"
 
@@ -8,42 +9,27 @@ namespace mlxtape::jobs {
 
 namespace {
 
+// Where the weights of products begin in memory; those of embedding and head are none here.
+std::set<const void*> matrices_of(const models::Model& model) {
+  std::set<const void*> matrices;
+  models::Weights weights = model.weights;
+  for (const models::Slot& slot : models::slots(weights, model.config)) {
+    const nn::Weight* w = slot.weight;
+    if (w == nullptr || w->is_packed() || w == &weights.embedding || w == &weights.head) continue;
+    matrices.insert(w->plain.data());
+  }
+  return matrices;
+}
+
 std::vector<Trainable> floats_of(const models::Model& model) {
+  const std::set<const void*> matrices = matrices_of(model);
   std::vector<Trainable> trainables;
   for (const models::Parameter& p : models::parameters(model)) {
-    if (is_float(p.tensor.dtype())) trainables.push_back({p.name, p.tensor});
+    if (!is_float(p.tensor.dtype())) continue;
+    trainables.push_back({p.name, p.tensor, matrices.contains(p.tensor.data())});
   }
   return trainables;
 }
-
-// The weights of the lowest validation, where no folder keeps them.
-class BestCopy {
- public:
-  BestCopy(CommandEncoder& encoder, const std::vector<Trainable>& trainables)
-      : encoder_(encoder), trainables_(trainables) {}
-
-  void see(const FitPoint& point) {
-    if (!copies_.empty() && !(point.loss < loss_)) return;
-    loss_ = point.loss;
-    const bool is_first = copies_.empty();
-    for (std::size_t i = 0; i < trainables_.size(); ++i) {
-      const Tensor& t = trainables_[i].tensor;
-      if (is_first) copies_.push_back(encoder_.empty_like(t));
-      encoder_.copy(t, copies_[i]);
-    }
-  }
-  void restore() const {
-    for (std::size_t i = 0; i < copies_.size(); ++i) {
-      encoder_.copy(copies_[i], trainables_[i].tensor);
-    }
-  }
-
- private:
-  CommandEncoder& encoder_;
-  const std::vector<Trainable>& trainables_;
-  std::vector<Tensor> copies_;
-  double loss_ = 0;
-};
 
 Objective objective_of(CommandEncoder& encoder, const TrainedPart& part, const Batches& batches,
                        bool checkpoint) {
@@ -74,6 +60,15 @@ void check(const models::Model& model, const DataSet& data, const TrainOptions& 
 }
 
 }  // namespace
+
+OptimiserNumbers train_usual() { return {{"bias_correction", 1}}; }
+
+FitOptions train_fit() {
+  FitOptions fit;
+  fit.optimiser = make_optimiser("adamw", {}, train_usual());
+  fit.clip = 1;
+  return fit;
+}
 
 DeviceBatch to_device(CommandEncoder& encoder, const Batch& batch) {
   const Shape shape{batch.rows, batch.length};
@@ -132,7 +127,6 @@ TrainResult train_part(CommandEncoder& encoder, const models::Model& model, cons
   const Batches batches(data.train, options.batches);
   const std::vector<Batch> valid =
       validation_batches(data.valid, options.batches, options.validation_batches);
-  const std::vector<Trainable>& trainables = part.trainables;
 
   FitOptions how = options.fit;
   how.fingerprint["training data"] = batches.fingerprint();
@@ -141,30 +135,18 @@ TrainResult train_part(CommandEncoder& encoder, const models::Model& model, cons
   how.fingerprint["dtype"] = name_of(model.dtype());
   how.fingerprint["checkpoint"] = options.checkpoint ? "on" : "off";
 
-  FitHooks all = hooks;
-  if (!all.validate && !valid.empty()) {
-    all.validate = [&] {
+  FitTask task;
+  task.trainables = part.trainables;
+  task.objective = objective_of(encoder, part, batches, options.checkpoint);
+  task.validate = options.validate;
+  if (!task.validate && !valid.empty()) {
+    task.validate = [&] {
       return mean_loss(encoder, model, valid);
     };
   }
-  BestCopy best(encoder, trainables);
-  if (how.folder.empty()) {
-    all.on_validated = [&](const FitPoint& point) {
-      best.see(point);
-      if (hooks.on_validated) hooks.on_validated(point);
-    };
-  }
-  TrainResult result;
-  result.fit =
-      fit(encoder, trainables, objective_of(encoder, part, batches, options.checkpoint), how, all);
-  result.holds_best = result.fit.best_step >= 0;
-  if (result.holds_best && result.fit.best_step != result.fit.steps) {
-    if (how.folder.empty()) {
-      best.restore();
-    } else {
-      load_trainables(encoder, how.folder + "/best.safetensors", trainables);
-    }
-  }
+  task.with_state = part.with_state;
+  task.end_with = EndWith::kBest;
+  TrainResult result{fit(encoder, task, how, hooks)};
   encoder.commit_and_wait();
   return result;
 }
@@ -178,7 +160,9 @@ TrainResult train(CommandEncoder& encoder, const models::Model& model, const Dat
   };
   all.watched = [](const models::Model& watched) {
     std::vector<Tensor> tensors;
-    for (const Trainable& each : floats_of(watched)) tensors.push_back(each.tensor);
+    for (const models::Parameter& p : models::parameters(watched)) {
+      if (is_float(p.tensor.dtype())) tensors.push_back(p.tensor);
+    }
     return tensors;
   };
   TrainOptions how = options;

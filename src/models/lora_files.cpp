@@ -16,9 +16,6 @@ namespace {
 
 using formats::Json;
 
-constexpr const char* kWeights = "/adapters.safetensors";
-constexpr const char* kConfig = "/adapter_config.json";
-
 std::string module_of(const std::string& name) { return name.substr(0, name.rfind('.')); }
 
 // Keys as mlx-lm matches them: paths within a layer in full, or from the root.
@@ -164,24 +161,25 @@ void save_adapters(const Model& model, const std::string& folder, const LoraOpti
   if (failed) {
     throw Error(Errc::kIo, folder + ": the folder cannot be made: " + failed.message());
   }
-  save_adapter_weights(model, folder + kWeights);
+  save_adapter_weights(model, folder + "/" + kAdapterWeights);
   Json lora =
       Json::Object{{"rank", options.rank}, {"dropout", options.dropout}, {"scale", options.scale}};
   if (!options.keys.empty()) lora.set("keys", full_keys(model, options));
   const Json config = Json::Object{
       {"fine_tune_type", "lora"}, {"num_layers", options.num_layers}, {"lora_parameters", lora}};
-  write_whole(folder + kConfig, config.dump(4) + "\n", "save_adapters", WholeFile::Links::kReplace);
+  write_whole(folder + "/" + kAdapterConfig, config.dump(4) + "\n", "save_adapters",
+              WholeFile::Links::kReplace);
 }
 
 LoraOptions load_adapters(CommandEncoder& encoder, Model& model, const std::string& folder) {
   if (has_lora(model)) {
     throw Error(Errc::kArgument, "load_adapters: the model must not have adapters yet");
   }
-  const ConfigFile config(folder + kConfig);
+  const ConfigFile config(folder + "/" + kAdapterConfig);
   LoraOptions options = config.options();
   keep_known_keys(model, options, config);
   if (const Check wrong = lora_check(model, options)) config.fail(wrong->what());
-  load_adapter_weights(encoder, model, folder + kWeights, options);
+  load_adapter_weights(encoder, model, folder + "/" + kAdapterWeights, options);
   return options;
 }
 

@@ -44,8 +44,8 @@ expect 2 "--state ./no must not be --out no; use another --state" train $scratch
 mkdir silent && cp data/train.jsonl silent && : >silent/valid.jsonl
 expect 1 "silent/valid.jsonl: must hold samples, or not be there" train $scratch --out no --data silent
 expect 2 "--learning-rate must be above 0" train $scratch --out no --learning-rate -1
-expect 2 "--weight-decay must be at least 0" train $scratch --out no --weight-decay -1
-expect 2 "clip must be at least 0" train $scratch --out no --clip -1
+expect 2 "--weight-decay: must be a number of at least 0" train $scratch --out no --weight-decay -1
+expect 2 "--clip: must be a number of at least 0" train $scratch --out no --clip -1
 expect 2 "at least batch_size = 100 samples, got 48" train $scratch --out no --batch-size 100
 expect 1 "nowhere: must be a file or a folder" train $on --model model --data nowhere --out no
 expect 1 "there is no such directory" train $on --model nowhere --data data --out no
@@ -54,6 +54,33 @@ one_line "bad.jsonl: line 1: a line must be an object with" train $on --model mo
 echo '{"text": "abc"}' >letters.jsonl
 one_line "must be in the model's vocabulary of 64, got 97" train $on --model model --data letters.jsonl \
   --out no --batch-size 1
+
+# Optimizers: each trains, resumes to the same bits, and says which flags are its own.
+for optimizer in adam "sgd --momentum 0.9 --nesterov true" "muon --adamw-share 0.1" "lion --beta2 0.95 --weight-decay 0.1"; do
+  steps8="--iters 8 --batch-size 8 --save-every 1 --steps-per-eval 4 --val-batches 1"
+  by="train $on --config packed/config.json --from-scratch --data data $steps8 --optimizer $optimizer"
+  expect 0 "after step" $by --out by.whole
+  "$program" $by --out by.parts --quiet >/dev/null 2>&1 &
+  job=$!
+  until_there by.parts.state/state.safetensors
+  kill -9 $job
+  wait $job 2>/dev/null
+  expect 0 "after step" $by --out by.parts --resume --force
+  same_files by.whole/model.safetensors by.parts/model.safetensors "a run of $optimizer that was killed, and a whole one"
+  rm -rf by.whole by.parts
+done
+expect 2 "adafactor is not supported; must be one of adamw, adam, sgd, muon, lion, got 'adafactor'" \
+  train $scratch --out no --optimizer adafactor
+expect 2 "--momentum does not apply to --optimizer adamw, which takes --beta1, --beta2" train $scratch --out no --momentum 0.9
+expect 2 "--weight-decay does not apply to --optimizer adam" train $scratch --out no --optimiser adam --weight-decay 0.1
+expect 2 "--nesterov" train $scratch --out no --optimizer sgd --nesterov maybe
+expect 2 "nesterov needs momentum" train $scratch --out no --optimizer sgd --nesterov true
+expect 2 "beta2 must be in [0, 1)" train $scratch --out no --beta2 1
+expect 2 "--eps: must be a number of at least 0" train $scratch --out no --eps -1
+expect 0 "after step" train $scratch --out kept --keep-state
+expect 2 "is the state of another run: optimizer must be adamw to go on from it, got lion" \
+  train $scratch --out kept --state kept.state --resume --optimizer lion --force
+rm -rf kept kept.state
 
 # Ctrl-C, and the command that it tells.
 long="--steps-per-report 100 --save-every 1 --val-batches 0"
@@ -73,11 +100,11 @@ expect 2 "is the state of another run: learning_rate must be" train $scratch $lo
 expect 2 "is the state of another run: training data must be" train $scratch $long --out c --state "a b.state" \
   --resume --data data/valid.jsonl --batch-size 8
 expect 2 "steps behind it" train $scratch $long --out c --state "a b.state" --resume --iters 1
-expect 0 "c.state: holds no run yet, one begins" train $scratch --out c --resume
+expect 0 "c.state: contains no run yet, starting one" train $scratch --out c --resume
 
 # Losses that run away: one line, the state before stays, nothing is written.
 one_line "must be finite" train $scratch --out no --learning-rate 1e30 --clip 0 --quiet
-expect 1 "it begins anew once no.state is removed" train $scratch --learning-rate 1e30 --clip 0 --out no --resume
+expect 1 "to start over with other settings, delete no.state" train $scratch --learning-rate 1e30 --clip 0 --out no --resume
 [ -e no.state/state.safetensors ] || complain "a loss that ran away took its state away"
 rm -r no.state
 
@@ -129,14 +156,29 @@ expect 0 "fromfile: the adapters" lora $on -c lora.json
 grep -q '"rank": 2' fromfile/adapter_config.json || complain "lora -c: $(cat fromfile/adapter_config.json)"
 expect 0 "flagged: the adapters" lora $on -c lora.json --rank 3 --adapter-path flagged
 grep -q '"rank": 3' flagged/adapter_config.json || complain "lora -c and --rank: $(cat flagged/adapter_config.json)"
+cat >optimizer.json <<'END'
+{"optimizer": "adamw", "optimizer_config": {"adam": {}, "adamw": {"betas": [0.8, 0.95], "weight_decay": 0.1, "eps": null},
+ "adafactor": {"eps": [1e-30, 1e-3]}}}
+END
+expect 0 "after step" $tune -c optimizer.json --iters 2 --adapter-path byfile --keep-state
+expect 0 "after step" $tune --optimizer adamw --beta1 0.8 --beta2 0.95 --weight-decay 0.1 --iters 2 --adapter-path byflags
+same_files byfile/adapters.safetensors byflags/adapters.safetensors "lora with an optimizer from a file and from flags"
+expect 2 "optimizer must be adamw to go on from it, got sgd" $tune -c optimizer.json --adapter-path byfile --resume --optimizer sgd
+for optimizer in sgd muon lion; do
+  expect 0 "after step" $tune --optimizer $optimizer --iters 2 --adapter-path by.$optimizer
+done
+echo '{"optimizer": "adafactor"}' >adafactor.json
+expect 2 "adafactor is not supported" $tune -c adafactor.json --adapter-path no
+echo '{"optimizer_config": {"adam": {"betas": 0.9}}}' >betas.json
+expect 1 "optimizer_config.adam.betas must be two numbers, got 0.9" $tune -c betas.json --adapter-path no
 echo '{"lr_schedule": {"name": "cosine_decay"}}' >schedule.json
 expect 1 "lr_schedule: there is no such setting here" lora $on -c schedule.json
 echo '{"iters": "many"}' >many.json
 expect 2 "--iters" lora $on -c many.json
 expect 1 "nowhere.json" lora $on -c nowhere.json
 expect 2 "mlxtape train" $tune --fine-tune-type full
-expect 2 "dora is not there" $tune --fine-tune-type dora
-expect 2 "--weight-decay needs --optimizer adamw" $tune --weight-decay 0.1
+expect 2 "DoRA is not supported" $tune --fine-tune-type dora
+expect 2 "--weight-decay does not apply to --optimizer adam, which takes --beta1" $tune --weight-decay 0.1
 expect 2 "--train, --test or both" lora $on --model packed --data data
 expect 2 "--model is required" lora $on --train --data data
 expect 2 "no.such" $tune --adapter-path no --lora-keys no.such

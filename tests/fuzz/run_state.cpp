@@ -12,11 +12,11 @@ namespace mlxtape::fuzz {
 
 namespace {
 
-using jobs::FitFolder;
 using jobs::FitOptions;
 using jobs::FitPoint;
 using jobs::FitProgress;
-using jobs::FitSlot;
+using jobs::FitState;
+using jobs::OptimiserSlot;
 
 // The run whose states these are: two trainables, one of them in 16 bits.
 struct Run {
@@ -26,17 +26,15 @@ struct Run {
     options.fingerprint = {{"data", "fuzz"}};
     for (const auto& [name, dtype] : {std::pair("a", DType::kF32), {"b", DType::kBF16}}) {
       const Shape shape = dtype == DType::kF32 ? Shape{2, 3} : Shape{4};
-      FitSlot slot{name, encoder->zeros(shape, dtype), {}, {}, {}};
-      if (dtype != DType::kF32) slot.master = encoder->zeros(shape, DType::kF32);
-      slot.m = encoder->zeros(shape, DType::kF32);
-      slot.v = encoder->zeros(shape, DType::kF32);
-      slots.push_back(slot);
+      trainables.push_back({name, encoder->zeros(shape, dtype)});
     }
+    slots = jobs::make_slots(*encoder, *options.optimiser, trainables);
   }
   test::TempFolder folder;
   std::unique_ptr<CommandEncoder> encoder = Device::cpu().make_encoder();
   FitOptions options;
-  std::vector<FitSlot> slots;
+  std::vector<jobs::Trainable> trainables;
+  std::vector<OptimiserSlot> slots;
 };
 
 // Its last 8 bytes are the checksum of those before, or every state would be refused for that alone.
@@ -79,15 +77,16 @@ bool same(const std::vector<FitPoint>& a, const std::vector<FitPoint>& b) {
 
 bool run_state(std::string_view input) {
   static Run run;
-  FitFolder folder(run.options, true);
+  FitState kept(run.options, true);
   FitProgress p;
   const std::string state = with_checksum(input);
-  for (const std::string& file : {folder.state(), folder.best()}) test::put(file, state);
-  accepts([&] { folder.has_best(7); });
-  if (!accepts([&] { p = folder.read_state(*run.encoder, run.slots); })) return false;
+  for (const std::string& file : {kept.folder().state(), kept.folder().best()})
+    test::put(file, state);
+  accepts([&] { kept.has_best(7); });
+  if (!accepts([&] { p = kept.read(*run.encoder, run.slots); })) return false;
   check_progress(p);
-  folder.write_state(*run.encoder, run.slots, p);
-  const FitProgress again = folder.read_state(*run.encoder, run.slots);
+  kept.write(*run.encoder, run.slots, p);
+  const FitProgress again = kept.read(*run.encoder, run.slots);
   check(again.step == p.step && again.best_step == p.best_step && again.best_loss == p.best_loss &&
             again.loss == p.loss && again.seconds == p.seconds && again.steps == p.steps &&
             again.tokens == p.tokens && same(again.reports, p.reports) &&

@@ -102,9 +102,9 @@ TEST_P(DwqTargets, OfAllLogitsAreTheTeacher) {
   jobs::write_targets(encoder(), teacher_, plan_, path("t"));
   const jobs::Targets targets(path("t"), plan_, 80);
   jobs::DwqOptions options;
-  options.learning_rate = 1e-3;
-  options.report_every = 1;
-  options.validate_every = 3;
+  options.fit.learning_rate = 1e-3;
+  options.fit.report_every = 1;
+  options.fit.validate_every = 3;
   std::vector<jobs::DwqResult> results;
   for (const bool stored : {false, true}) {
     models::Model student =
@@ -134,10 +134,10 @@ TEST_P(DwqTargets, FewLogitsStillTeach) {
   models::Model student =
       models::quantize_model(encoder(), teacher_, models::usual_packing({2, 32}));
   jobs::DwqOptions options;
-  options.learning_rate = 5e-4;
+  options.fit.learning_rate = 5e-4;
   const auto r = jobs::dwq(encoder(), student, {nullptr, &targets}, train_, valid_, options);
   EXPECT_LT(r.final, 0.97 * r.initial) << r.initial;
-  options.iterations = 7;
+  options.fit.iterations = 7;
   expect_error(Errc::kArgument, "targets for all 7 batches, got 6", [&] {
     jobs::dwq(encoder(), student, {nullptr, &targets}, train_, valid_, options);
   });

@@ -75,7 +75,7 @@ class Dwq : public OnDevice {
     jobs::TrainOptions options;
     options.fit.iterations = 60;
     options.fit.learning_rate = 5e-3;
-    options.fit.adamw.bias_correction = true;
+    options.fit.clip = 0;
     options.batches = kSizes;
     jobs::train(encoder(), model, {walks(200, 3), {}, {}}, options);
     return model;
@@ -98,16 +98,16 @@ TEST_P(Dwq, BringsTheStudentNearer) {
   const auto teacher_bits = bits(teacher), before_bits = bits(before);
   const auto kl_before = jobs::evaluate(encoder(), student, &teacher, valid).kl;
   DwqOptions options;
-  options.learning_rate = 1e-4;
-  options.iterations = 300;
-  options.validate_every = 150;
+  options.fit.learning_rate = 1e-4;
+  options.fit.iterations = 300;
+  options.fit.validate_every = 150;
   const DwqResult r = jobs::dwq(encoder(), student, {&teacher, nullptr}, batches, valid, options);
   EXPECT_EQ(r.fit.steps, 300);
   EXPECT_EQ(r.fit.validations.size(), 3U);
   EXPECT_LT(r.final, 0.75 * r.initial) << r.initial;
   EXPECT_FALSE(r.worse);
   EXPECT_EQ(r.warning, "");
-  EXPECT_EQ(r.kept_step, 300);
+  EXPECT_EQ(r.fit.held_step, 300);
   const auto kl_after = jobs::evaluate(encoder(), student, &teacher, valid).kl;
   EXPECT_LT(kl_after.value, 0.75 * kl_before.value) << kl_before.value;
 
@@ -194,14 +194,14 @@ TEST_P(Dwq, HeadKlIsTheFormula) {
 TEST_P(Dwq, GoesOnWithTheSameBits) {
   const models::Model teacher = lively_model(encoder(), "qwen3_next", DType::kBF16);
   DwqOptions options;
-  options.learning_rate = 1e-3;
-  options.validate_every = 4;
-  options.folder = path("whole");
+  options.fit.learning_rate = 1e-3;
+  options.fit.validate_every = 4;
+  options.fit.folder = path("whole");
   models::Model whole = packed(teacher);
   const DwqResult one = jobs::dwq(encoder(), whole, {&teacher, nullptr}, train_, valid_, options);
   EXPECT_EQ(one.fit.steps, 10);  // one pass
 
-  options.folder = path("parts");
+  options.fit.folder = path("parts");
   std::int64_t until = 0;
   jobs::FitHooks hooks;
   hooks.on_step = [&](std::int64_t step) {
@@ -214,7 +214,7 @@ TEST_P(Dwq, GoesOnWithTheSameBits) {
   models::Model parts;
   for (int part = 0; part < 3; ++part) {
     parts = packed(teacher);
-    options.resume = part > 0;
+    options.fit.resume = part > 0;
     last = jobs::dwq(encoder(), parts, {&teacher, nullptr}, train_, valid_, options, hooks);
     EXPECT_EQ(last.fit.stopped, part < 2);
   }
@@ -234,15 +234,15 @@ TEST_P(Dwq, KeepsTheBestWhereItEndsWorse) {
     models::Model student = packed(teacher, 4);
     const auto before = bits(student);
     DwqOptions options;
-    options.learning_rate = 1;
-    options.iterations = 4;
-    options.validate_every = 2;
-    if (with_folder) options.folder = path("worse");
+    options.fit.learning_rate = 1;
+    options.fit.iterations = 4;
+    options.fit.validate_every = 2;
+    if (with_folder) options.fit.folder = path("worse");
     const DwqResult r = jobs::dwq(encoder(), student, {&teacher, nullptr}, train_, valid_, options);
     EXPECT_TRUE(r.worse);
     EXPECT_GT(r.final, r.initial);
     EXPECT_EQ(r.kept, r.initial);
-    EXPECT_EQ(r.kept_step, 0);
+    EXPECT_EQ(r.fit.held_step, 0);
     EXPECT_NE(r.warning.find("has the values of step 0"), std::string::npos) << r.warning;
     EXPECT_EQ(bits(student), before);
   }
@@ -254,8 +254,8 @@ TEST_P(Dwq, LayersComputedAgainAreTheSame) {
   for (const bool checkpoint : {false, true}) {
     models::Model student = packed(teacher);
     DwqOptions options;
-    options.learning_rate = 1e-3;
-    options.iterations = 3;
+    options.fit.learning_rate = 1e-3;
+    options.fit.iterations = 3;
     options.checkpoint = checkpoint;
     jobs::dwq(encoder(), student, {&teacher, nullptr}, train_, valid_, options);
     ends.push_back(bits(student));
@@ -287,22 +287,17 @@ TEST_P(Dwq, SaysWhatIsWrong) {
   const models::Model teacher = small_model(encoder(), "qwen3");
   models::Model student = packed(teacher);
   const auto refused = [&](const std::string& says, const jobs::DwqTeacher& from,
-                           const DwqOptions& options = {}, const jobs::FitHooks& hooks = {}) {
+                           const DwqOptions& options = {}) {
     expect_error(Errc::kArgument, says,
-                 [&] { jobs::dwq(encoder(), student, from, train_, valid_, options, hooks); });
+                 [&] { jobs::dwq(encoder(), student, from, train_, valid_, options); });
   };
   refused("either a teacher's model or its targets", {});
   DwqOptions options;
   options.temperature = 0;
   refused("temperature must be above 0, got 0", {&teacher, nullptr}, options);
   options = {};
-  options.iterations = -1;
+  options.fit.iterations = -1;
   refused("at least 0, got -1 and 0", {&teacher, nullptr}, options);
-  jobs::FitHooks hooks;
-  hooks.validate = [] {
-    return 0.0;
-  };
-  refused("hooks.validate must not be given", {&teacher, nullptr}, {}, hooks);
   formats::Json json = small_config("qwen3");
   json.set("vocab_size", 96);
   const models::Model other =

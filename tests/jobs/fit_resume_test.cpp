@@ -1,7 +1,5 @@
 // Runs that are stopped, killed or fail, and go on.
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <csignal>
@@ -11,48 +9,15 @@
 #include "jobs/fit_support.h"
 #include "mlxtape/base/files.h"
 #include "mlxtape/formats/safetensors.h"
+#include "mlxtape/jobs/run_folder.h"
 #include "mlxtape/ops/reduce.h"
 
 namespace mlxtape::test {
 namespace {
 
-class FitResume : public FitTest {
- protected:
-  void expect_resumable(DType dtype, const FitOptions& parts, std::int64_t k, const Toy& whole,
-                        const FitResult& want);
-};
+using jobs::RunFolder;
 
-// Stopped after k of its steps and resumed: as `want` and `whole`, which were not.
-void FitResume::expect_resumable(DType dtype, const FitOptions& parts, std::int64_t k,
-                                 const Toy& whole, const FitResult& want) {
-  std::int64_t steps = 0, resumed = -1;
-  FitHooks hooks;
-  hooks.on_step = [&](std::int64_t step) {
-    steps = step;
-  };
-  hooks.on_resumed = [&](std::int64_t step) {
-    resumed = step;
-  };
-  hooks.stop = [&] {
-    return steps == k;
-  };
-  const FitResult part = run(Toy(encoder(), dtype), parts, hooks);
-  EXPECT_TRUE(part.stopped);
-  EXPECT_EQ(part.steps, k);
-  EXPECT_EQ(resumed, -1);
-  const Toy rest(encoder(), dtype);
-  hooks.stop = {};
-  const FitResult got = run(rest, parts, hooks);
-  EXPECT_FALSE(got.stopped);
-  EXPECT_EQ(resumed, k);
-  expect_same(got, want);
-  EXPECT_TRUE(rest.bits() == whole.bits());
-  if (k != 3) return;
-  // One that is over has nothing more to do, and still knows its weights.
-  const Toy over(encoder(), dtype);
-  expect_same(run(over, parts), want);
-  EXPECT_TRUE(over.bits() == whole.bits());
-}
+class FitResume : public FitTest {};
 
 TEST_P(FitResume, StoppedAnywhereItGoesOnWithTheSameBits) {
   const std::vector<std::pair<DType, std::int64_t>> kinds = {
@@ -79,50 +44,7 @@ TEST_P(FitResume, StoppedAnywhereItGoesOnWithTheSameBits) {
 #ifndef MT_THREAD_SANITIZER  // ThreadSanitizer does not follow threads into a child
 TEST_P(FitResume, KilledAnywhereItGoesOnWithTheSameBits) {
   if (GetParam() != Backend::kCpu) GTEST_SKIP() << "a forked child cannot use the parent's device";
-  FitOptions o = in_folder("killed", 40);
-  o.save_every = 1;
-  o.accumulation = 2;
-  const Toy whole(encoder(), DType::kBF16);
-  FitOptions alone = o;
-  alone.folder.clear();
-  alone.resume = false;
-  const FitResult want = run(whole, alone);
-
-  // Others are drawn with --gtest_random_seed.
-  const auto seed = static_cast<unsigned>(GTEST_FLAG_GET(random_seed));
-  std::mt19937 bits(seed);
-  int killed = 0;
-  for (int i = 0; i < 10; ++i) {
-    const unsigned wait = bits() % 12000;
-    SCOPED_TRACE("seed " + std::to_string(seed) + ", killed after us: " + std::to_string(wait));
-    const pid_t child = fork();
-    if (child == 0) {
-      try {
-        run(Toy(encoder(), DType::kBF16), o);
-      } catch (...) {
-        _exit(1);
-      }
-      _exit(0);
-    }
-    usleep(wait);
-    kill(child, SIGKILL);
-    int status = 0;
-    ASSERT_EQ(waitpid(child, &status, 0), child);
-    killed += WIFSIGNALED(status) ? 1 : 0;
-    EXPECT_TRUE(WIFSIGNALED(status) || WEXITSTATUS(status) == 0);
-  }
-  EXPECT_GT(killed, 0);
-  const Toy last(encoder(), DType::kBF16);
-  expect_same(run(last, o), want);
-  EXPECT_TRUE(last.bits() == whole.bits());
-  const Toy best(encoder(), DType::kBF16);
-  jobs::load_trainables(encoder(), o.folder + "/best.safetensors", best.trainables);
-  EXPECT_EQ(best.validation(), want.best_loss);
-  std::size_t files = 0;  // the state and the best; nothing that was half written
-  for (const auto& entry : std::filesystem::directory_iterator(o.folder)) {
-    files += entry.is_regular_file() ? 1 : 0;
-  }
-  EXPECT_EQ(files, 2U);
+  expect_survives_kills(in_folder("killed", 40), 10);
 }
 #endif
 
@@ -200,15 +122,14 @@ TEST_P(FitResume, NothingIsKeptOfAStepThatIsNotFinite) {
       return r;
     };
     FitHooks hooks;
-    hooks.validate = [&toy] {
-      return toy.validation();
-    };
+    jobs::FitTask task = toy.task();
+    task.objective = objective;
     std::int64_t steps = 0;
     hooks.on_step = [&](std::int64_t step) {
       steps = step;
     };
     const auto fails = [&] {
-      jobs::fit(encoder(), toy.trainables, objective, o, hooks);
+      jobs::fit(encoder(), task, o, hooks);
     };
     const std::string said =
         formats::message_of(fails, Errc::kArgument, folder_.path.string() + "/");
@@ -226,13 +147,13 @@ TEST_P(FitResume, NothingIsKeptOfAStepThatIsNotFinite) {
     run(until, options(), hooks);
     EXPECT_TRUE(toy.bits() == until.bits());
   }
-  FitHooks hooks;
   const Toy toy(encoder(), DType::kF32);
-  hooks.validate = [] {
+  jobs::FitTask task = toy.task();
+  task.validate = [] {
     return NAN;
   };
   const auto fails = [&] {
-    jobs::fit(encoder(), toy.trainables, toy.objective(), options(), hooks);
+    jobs::fit(encoder(), task, options());
   };
   expect_error(Errc::kArgument, "the loss of the validation after step 0 must be finite", fails);
   EXPECT_THROW(fails(), jobs::NotFinite);
@@ -251,7 +172,7 @@ TEST_P(FitResume, ADamagedStateIsNotUsed) {
     return steps == 3;
   };
   run(Toy(encoder(), DType::kF32), o, hooks);
-  EXPECT_EQ(jobs::state_fault(o.folder), "");
+  EXPECT_EQ(RunFolder(o.folder).fault(), "");
   for (const char* name : {"/state.safetensors", "/best.safetensors"}) {
     const std::string file = o.folder + name, good = read_whole(file, "test");
     const auto refuses = [&](const std::string& bytes, const std::string& what) {
@@ -261,7 +182,7 @@ TEST_P(FitResume, ADamagedStateIsNotUsed) {
       const std::string said = formats::message_of([&] { run(toy, o); }, Errc::kIo);
       EXPECT_TRUE(said.starts_with("fit: " + file + ": is damaged (safetensors: ")) << said;
       EXPECT_TRUE(said.ends_with("; restore it from a copy, or delete it to start over")) << said;
-      EXPECT_EQ(jobs::state_fault(o.folder), said);
+      EXPECT_EQ(RunFolder(o.folder).fault(), said);
       EXPECT_TRUE(read_whole(file, "test") == bytes);
       const bool is_state = file.ends_with("/state.safetensors");  // the best comes behind it
       EXPECT_TRUE(!is_state || toy.bits() == untouched.bits());
@@ -322,21 +243,21 @@ TEST_P(FitResume, AStateThatIsGoneIsNotCalledSaved) {
       return r;
     };
     const std::string said = formats::message_of(
-        [&] { jobs::fit(encoder(), toy.trainables, objective, o, hooks); }, Errc::kArgument);
+        [&] { jobs::fit(encoder(), {toy.trainables, objective}, o, hooks); }, Errc::kArgument);
     EXPECT_NE(said.find("the state of step 4 is lost: fit: " + file +
                         (is_gone ? ": is missing" : ": is damaged")),
               std::string::npos)
         << said;
-    EXPECT_NE(jobs::state_fault(o.folder), "");
+    EXPECT_NE(RunFolder(o.folder).fault(), "");
   }
 }
 
 TEST_P(FitResume, AStateIsTakenAway) {
   FitOptions o = in_folder("away");
   o.cosine = false;
-  EXPECT_FALSE(jobs::has_state(o.folder));
+  EXPECT_FALSE(RunFolder(o.folder).has_state());
   run(Toy(encoder(), DType::kF32), o);
-  EXPECT_TRUE(jobs::has_state(o.folder));
+  EXPECT_TRUE(RunFolder(o.folder).has_state());
   EXPECT_TRUE(std::filesystem::exists(o.folder + "/best.safetensors"));
   FitOptions fewer = o;  // than it has behind it
   fewer.resume = true;
@@ -345,11 +266,11 @@ TEST_P(FitResume, AStateIsTakenAway) {
                [&] { run(Toy(encoder(), DType::kF32), fewer); });
   formats::put(o.folder + "/state.safetensors.tmp12.3", "cut");
   formats::put(o.folder + "/mine.txt", "mine");
-  jobs::remove_state(o.folder);
-  EXPECT_FALSE(jobs::has_state(o.folder));
+  RunFolder(o.folder).remove();
+  EXPECT_FALSE(RunFolder(o.folder).has_state());
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(o.folder), {}), 1);
   std::filesystem::remove(o.folder + "/mine.txt");
-  jobs::remove_state(o.folder);  // nothing is there
+  RunFolder(o.folder).remove();  // nothing is there
   EXPECT_FALSE(std::filesystem::exists(o.folder));
 }
 
@@ -362,13 +283,14 @@ TEST_P(FitResume, KeepsTheBest) {
   std::size_t asked = 0;
   std::vector<std::vector<unsigned char>> after_six;
   FitHooks hooks;
-  hooks.validate = [&] {
+  jobs::FitTask task = toy.task();
+  task.validate = [&] {
     return losses[asked++];
   };
   hooks.on_step = [&](std::int64_t step) {
     if (step == 6) after_six = toy.bits();
   };
-  const FitResult result = jobs::fit(encoder(), toy.trainables, toy.objective(), o, hooks);
+  const FitResult result = jobs::fit(encoder(), task, o, hooks);
   EXPECT_EQ(asked, 6U);
   EXPECT_EQ(result.best_step, 6);
   EXPECT_EQ(result.best_loss, 2.5);
@@ -385,7 +307,7 @@ TEST_P(FitResume, KeepsTheBest) {
 
   std::filesystem::remove(o.folder + "/best.safetensors");
   expect_error(Errc::kIo, "best.safetensors must be of step 6",
-               [&] { jobs::fit(encoder(), toy.trainables, toy.objective(), o, hooks); });
+               [&] { jobs::fit(encoder(), task, o, hooks); });
 }
 
 // A run that was killed between a state and its best has an older one, or none.

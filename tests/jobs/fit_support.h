@@ -40,6 +40,7 @@ class Toy {
       trainables.push_back({name, t});
     };
     add("embedding", {kVocabulary, kWidth});
+    trainables[0].is_matrix = false;
     add("mix", {kWidth, kWidth});
     add("head", {kWidth, kVocabulary});
   }
@@ -65,6 +66,13 @@ class Toy {
       return record(tape, batch);
     };
   }
+  jobs::FitTask task() const {
+    jobs::FitTask task{trainables, objective()};
+    task.validate = [this] {
+      return validation();
+    };
+    return task;
+  }
   // The loss of one batch that is never trained on.
   double validation() const {
     Tape tape(encoder_);
@@ -89,36 +97,10 @@ class Toy {
   CommandEncoder& encoder_;
 };
 
-class FitTest : public OnDevice {
- protected:
-  FitOptions options(std::int64_t iterations = 8) const {
-    FitOptions o;
-    o.iterations = iterations;
-    o.learning_rate = 0.05;
-    o.warmup = 2;
-    o.cosine = true;
-    o.clip = 0.7;
-    o.adamw.bias_correction = true;
-    o.report_every = 3;
-    o.validate_every = 2;
-    o.save_every = 2;
-    o.fingerprint = {{"data", "toy"}};
-    return o;
-  }
-  FitOptions in_folder(const std::string& name, std::int64_t iterations = 8) const {
-    FitOptions o = options(iterations);
-    o.folder = folder_ / name;
-    o.resume = true;
-    return o;
-  }
-  FitResult run(const Toy& toy, const FitOptions& o, FitHooks hooks = {}) {
-    hooks.validate = [&toy] {
-      return toy.validation();
-    };
-    return jobs::fit(encoder(), toy.trainables, toy.objective(), o, hooks);
-  }
-  TempFolder folder_;
-};
+// AdamW as the tests of fit have it, but for what is given.
+inline jobs::OptimiserPtr adamw(const jobs::OptimiserNumbers& given) {
+  return jobs::make_optimiser("adamw", given, {{"bias_correction", 1}});
+}
 
 inline void expect_same(const FitResult& a, const FitResult& b) {
   EXPECT_EQ(a.steps, b.steps);
@@ -136,5 +118,38 @@ inline void expect_same(const FitResult& a, const FitResult& b) {
   expect_points(a.reports, b.reports);
   expect_points(a.validations, b.validations);
 }
+
+class FitTest : public OnDevice {
+ protected:
+  FitOptions options(std::int64_t iterations = 8) const {
+    FitOptions o;
+    o.iterations = iterations;
+    o.learning_rate = 0.05;
+    o.warmup = 2;
+    o.cosine = true;
+    o.clip = 0.7;
+    o.optimiser = adamw({});
+    o.report_every = 3;
+    o.validate_every = 2;
+    o.save_every = 2;
+    o.fingerprint = {{"data", "toy"}};
+    return o;
+  }
+  FitOptions in_folder(const std::string& name, std::int64_t iterations = 8) const {
+    FitOptions o = options(iterations);
+    o.folder = folder_ / name;
+    o.resume = true;
+    return o;
+  }
+  FitResult run(const Toy& toy, const FitOptions& o, const FitHooks& hooks = {}) {
+    return jobs::fit(encoder(), toy.task(), o, hooks);
+  }
+  // Stopped after k of its steps and resumed: as `want` and `whole`, which were not.
+  void expect_resumable(DType dtype, const FitOptions& parts, std::int64_t k, const Toy& whole,
+                        const FitResult& want);
+  // Killed so many times at moments that are drawn, and resumed: as one that was not. On the CPU alone.
+  void expect_survives_kills(FitOptions o, int kills);
+  TempFolder folder_;
+};
 
 }  // namespace mlxtape::test

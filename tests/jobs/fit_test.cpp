@@ -45,8 +45,7 @@ TEST_P(Fit, FollowsTheFormulaInDouble) {
   o.accumulation = 3;
   o.report_every = 1;
   o.clip = 0.5;
-  o.adamw = {
-      .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3F, .weight_decay = 0.1F, .bias_correction = true};
+  o.optimiser = adamw({{"beta1", 0.8}, {"beta2", 0.9}, {"eps", 1e-3}, {"weight_decay", 0.1}});
   const Values first = {1, -2, 0.5, 3, -0.25};
   const Trainable w{"w", upload(first, {kSize}, DType::kF32)};
   const auto objective = [&](Tape& tape, std::int64_t batch) {
@@ -56,7 +55,7 @@ TEST_P(Fit, FollowsTheFormulaInDouble) {
     const Tensor at = upload(slope, {kSize}, DType::kF32);
     return Recorded{ops::sum(tape, ops::multiply(tape, x, at)), {x}, 1};
   };
-  const FitResult result = jobs::fit(encoder(), {w}, objective, o);
+  const FitResult result = jobs::fit(encoder(), {{w}, objective}, o);
 
   Values x = first, m(kSize), v(kSize);
   int clipped = 0;
@@ -104,7 +103,7 @@ TEST_P(Fit, RowsThatNoTokenHadStay) {
       FitOptions o = options();
       o.accumulation = accumulation;
       o.lazy_rows = lazy;
-      o.adamw.weight_decay = 0.5F;
+      o.optimiser = adamw({{"weight_decay", 0.5}});
       run(toy, o);
       const Values after = download(toy.trainables[0].tensor);
       EXPECT_NE(before[0], after[0]);
@@ -127,7 +126,8 @@ TEST_P(Fit, AccumulationIsAMean) {
     o.warmup = 0;
     o.cosine = false;
     o.lazy_rows = lazy;
-    o.adamw = {.beta1 = 0, .beta2 = 0, .eps = 1, .weight_decay = 0};
+    o.optimiser = jobs::make_optimiser(
+        "adamw", {{"beta1", 0}, {"beta2", 0}, {"eps", 1}, {"weight_decay", 0}});
     o.accumulation = 2;
     run(two, o);
     o.accumulation = 1;
@@ -140,7 +140,7 @@ TEST_P(Fit, AccumulationIsAMean) {
       const Tensor half = encoder().full({}, DType::kF32, 0.5);
       return Recorded{ops::multiply(tape, ops::add(tape, a.loss, b.loss), half), a.watched, 12};
     };
-    jobs::fit(encoder(), one.trainables, both, o);
+    jobs::fit(encoder(), {one.trainables, both}, o);
     for (std::size_t i = 0; i < 3; ++i) {
       const Values x = download(two.trainables[i].tensor), y = download(one.trainables[i].tensor);
       // Gradients are sums of at most 12 terms below 1, and the step is at most 0.05 of them.
@@ -159,7 +159,7 @@ TEST_P(Fit, TwoMayShareAGradient) {
     const Tensor a = tape.watch(pair[0].tensor), b = tape.watch(pair[1].tensor);
     return Recorded{ops::sum(tape, ops::add(tape, a, b)), {a, b}, 1};
   };
-  const FitResult result = jobs::fit(encoder(), pair, objective, o);
+  const FitResult result = jobs::fit(encoder(), {pair, objective}, o);
   EXPECT_EQ(result.reports[0].norm, 2);  // of four ones
 }
 
@@ -173,7 +173,7 @@ TEST_P(Fit, GradientsOfSixteenBitsAreSummedInF32) {
     const Tensor slope = upload({batch == 0 ? 1 : 0x1p-10}, {1}, DType::kBF16);
     return Recorded{ops::sum(tape, ops::multiply(tape, w, slope)), {w}, 1};
   };
-  EXPECT_EQ(jobs::fit(encoder(), one, objective, o).reports[0].norm, 0.5 + 0x1p-11);
+  EXPECT_EQ(jobs::fit(encoder(), {one, objective}, o).reports[0].norm, 0.5 + 0x1p-11);
 }
 
 // ---- what is refused ----
@@ -207,15 +207,19 @@ TEST_P(Fit, AStateOfAnotherRunIsRefused) {
             "iterations must be 8 to go on from it, got 20");
   EXPECT_EQ(says([](FitOptions& x) { x.cosine = false; }),
             "cosine must be on to go on from it, got off");
-  EXPECT_EQ(says([](FitOptions& x) { x.adamw.bias_correction = false; }),
-            "bias_correction must be on to go on from it, got off");
+  const auto with = [&](const char* setting, double value) {
+    return says([&](FitOptions& x) { x.optimiser = adamw({{setting, value}}); });
+  };
+  EXPECT_EQ(with("bias_correction", 0), "bias_correction must be on to go on from it, got off");
+  EXPECT_EQ(says([](FitOptions& x) { x.optimiser = jobs::make_optimiser("lion"); }),
+            "optimizer must be adamw to go on from it, got lion");
   EXPECT_EQ(says([](FitOptions& x) { x.clip = 0.5; }).substr(0, 5), "clip ");
   EXPECT_EQ(says([](FitOptions& x) { x.warmup = 1; }).substr(0, 7), "warmup ");
   EXPECT_EQ(says([](FitOptions& x) { x.final_share = 0.5; }).substr(0, 12), "final_share ");
-  EXPECT_EQ(says([](FitOptions& x) { x.adamw.beta1 = 0.5; }).substr(0, 6), "beta1 ");
-  EXPECT_EQ(says([](FitOptions& x) { x.adamw.beta2 = 0.5; }).substr(0, 6), "beta2 ");
-  EXPECT_EQ(says([](FitOptions& x) { x.adamw.eps = 1; }).substr(0, 4), "eps ");
-  EXPECT_EQ(says([](FitOptions& x) { x.adamw.weight_decay = 0; }).substr(0, 13), "weight_decay ");
+  EXPECT_EQ(with("beta1", 0.5).substr(0, 6), "beta1 ");
+  EXPECT_EQ(with("beta2", 0.5).substr(0, 6), "beta2 ");
+  EXPECT_EQ(with("eps", 1).substr(0, 4), "eps ");
+  EXPECT_EQ(with("weight_decay", 0).substr(0, 13), "weight_decay ");
   EXPECT_EQ(says([](FitOptions& x) { x.lazy_rows = false; }).substr(0, 10), "lazy_rows ");
   EXPECT_EQ(says([](FitOptions& x) { x.validate_every = 3; }).substr(0, 15), "validate_every ");
   EXPECT_EQ(says([](FitOptions& x) { x.fingerprint["data"] = "other"; }),
@@ -242,7 +246,8 @@ TEST_P(Fit, AStateOfAnotherRunIsRefused) {
   expect_error(Errc::kIo, "\"mix\" must be [2, 2] of a float, got [8, 8] f32",
                [&] { run(other, o); });
   other.trainables.pop_back();
-  expect_error(Errc::kIo, "must hold 3 tensors for each of 2", [&] { run(other, o); });
+  expect_error(Errc::kIo, "must hold 6 tensors of the 2 that are trained, got 9",
+               [&] { run(other, o); });
   formats::put(o.folder + "/state.safetensors", "no state");
   expect_error(Errc::kIo, "state.safetensors", [&] { run(toy, o); });
 }
@@ -263,7 +268,13 @@ TEST_P(Fit, RefusesWhatItCannotTrain) {
       {"nothing", tensors({}), Errc::kArgument, "something must be trained"},
       {"no name", tensors({{"", t}}), Errc::kArgument, "names of their own"},
       {"a name twice", tensors({{"a", t}, {"a", t}}), Errc::kArgument, "got \"a\""},
-      {"our name", tensors({{"adamw.m:a", t}}), Errc::kArgument, "begin with adamw."},
+      {"a state's name", tensors({{"a", t}, {"adamw.m:a", t}}), Errc::kArgument,
+       "got \"adamw.m:a\""},
+      {"no optimiser", options_with([](auto& o) { o.optimiser = nullptr; }), Errc::kArgument,
+       "an optimiser is needed"},
+      {"optimiser",
+       options_with([](auto& o) { o.optimiser = std::make_shared<jobs::Sgd>(ops::SgdOptions{2}); }),
+       Errc::kArgument, "momentum must be in [0, 1)"},
       {"codes", tensors({{"a", Tensor::meta({4}, DType::kU32)}}), Errc::kDType, "got u32"},
       {"strided", tensors({{"a", t.slice(1, 0, 2)}}), Errc::kShape, "must be contiguous"},
       {"elsewhere", tensors({{"a", t}, {"b", Tensor::meta({4}, DType::kF32, Backend::kMetal)}}),
@@ -286,14 +297,14 @@ TEST_P(Fit, RefusesWhatItCannotTrain) {
   });
   const auto fails = [&](Errc code, const char* says, auto change) {
     expect_error(code, says, [&] {
-      jobs::fit(
-          encoder(), toy.trainables,
-          [&](Tape& tape, std::int64_t batch) {
-            Recorded r = toy.record(tape, batch);
-            change(tape, r);
-            return r;
-          },
-          options());
+      jobs::fit(encoder(),
+                {toy.trainables,
+                 [&](Tape& tape, std::int64_t batch) {
+                   Recorded r = toy.record(tape, batch);
+                   change(tape, r);
+                   return r;
+                 }},
+                options());
     });
   };
   fails(Errc::kShape, "the loss must be one number, got [8, 8]",

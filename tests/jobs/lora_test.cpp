@@ -55,7 +55,7 @@ class LoraJob : public OnDevice {
     o.train.fit.learning_rate = 1e-2;
     o.train.fit.validate_every = 2;
     o.train.fit.save_every = 0;
-    o.train.fit.adamw.bias_correction = true;
+    o.train.fit.optimiser = jobs::make_optimiser("adamw", {{"bias_correction", 1}});
     o.train.batches = {.batch_size = 4, .pad_to = 8};
     o.lora = {4, 4};
     o.seed = 3;
@@ -155,7 +155,7 @@ TEST_P(LoraJob, FilesAsMlxLmHasThem) {
   std::vector<std::int64_t> saved;
   FitHooks hooks;
   int asked = 0;
-  hooks.validate = [&] {
+  o.train.validate = [&] {
     return std::abs(asked++ - 1) + 1.0;
   };  // lowest after step 3
   Bits after_three;

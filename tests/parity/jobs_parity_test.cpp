@@ -159,8 +159,8 @@ TEST_P(JobsParity, Dwq) {
           jobs::every_batch(samples_of(at(c.found, "valid"), small(want, "max_tokens")), sizes);
       const auto losses = at(want, "losses").array(), tokens = at(want, "tokens").array();
       jobs::DwqOptions options;
-      options.learning_rate = at(want, "learning_rate").number();
-      options.report_every = 1;
+      options.fit.learning_rate = at(want, "learning_rate").number();
+      options.fit.report_every = 1;
       options.others = others;
       const jobs::DwqResult r =
           jobs::dwq(encoder(), student, {&c.model, nullptr}, train, valid, options);

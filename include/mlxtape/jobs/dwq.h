@@ -29,35 +29,36 @@ struct DwqTeacher {
   const Targets* targets = nullptr;
 };
 
+// What mlx-lm's dwq takes: its samples, batches and steps.
+struct DwqData {
+  std::int64_t samples = 2048, valid_samples = 32;
+  BatchOptions batches{.max_tokens = 1025, .seed = 123};
+};
+// iterations 0: one pass over the batches.
+FitOptions dwq_fit();
+
 struct DwqOptions {
-  double learning_rate = 1e-6;
+  FitOptions fit = dwq_fit();
   double temperature = 2;
-  std::int64_t iterations = 0;  // 0: one pass over the batches
-  std::int64_t report_every = 20, validate_every = 200, save_every = 100;
   bool others = false;          // norms and all that is never packed learn too
   bool checkpoint = false;      // layers are computed again on the way back
   std::int64_t chunk_rows = 0;  // of logits at a time; 0: as many as are quick
-  std::string folder;           // of fit's state; empty: none
-  bool resume = false;
-  std::map<std::string, std::string> fingerprint;  // more that a state must agree on
 };
 
 struct DwqResult {
   FitResult fit;
   std::int64_t trained = 0;  // numbers that learned
   double initial = 0, final = 0;
-  // The final loss is above the initial one: the student has the values of kept_step.
+  // The final loss is above the initial one: the student has the values of fit.held_step, whose loss is kept.
   bool worse = false;
   double kept = 0;
-  std::int64_t kept_step = 0;
   std::string warning;  // a line for people; empty where all is well
 };
 
 // What can learn, in the order of a file.
 std::vector<Trainable> dwq_trainables(const models::Model& student, bool others = false);
 
-// student: what learns is put into new memory first, so that no copy of it changes. hooks.validate is dwq's own
-// and must not be given.
+// student: what learns is put into new memory first, so that no copy of it changes.
 DwqResult dwq(CommandEncoder& encoder, models::Model& student, const DwqTeacher& teacher,
               const Batches& train, const std::vector<Batch>& valid, const DwqOptions& options = {},
               const FitHooks& hooks = {});

@@ -1,17 +1,19 @@
-// fit: the loop of every training job: gradients of a loss, steps of AdamW, validation, and a state on the disk from which a
-// run goes on with the same bits as if it had never stopped.
+// fit: the loop of every training job: gradients of a loss, steps of an optimiser, validation, and a state on the disk from
+// which a run goes on with the same bits as if it had never stopped.
 //
 // Formula    step t = 1 … iterations: g = 1/A·Σ of the gradients of batches A·(t−1) … A·t − 1, A = accumulation;
-//            g scaled to a norm of at most clip; adamw (mlxtape/ops/optimiser.h) at the rate of t.
+//            g scaled to a norm of at most clip; the optimiser's step (mlxtape/jobs/optimiser.h) at the rate of t.
 //            rate(t) = learning_rate·t/warmup up to warmup; then learning_rate, or with cosine
 //            final + (learning_rate − final)·(1 + cos(π·u))/2, u = (t − warmup)/(iterations − warmup), final = learning_rate·final_share
 // Rows       a gradient that comes as rows (mlxtape/tape/rows.h), an embedding's that is not the head too, is stepped by rows:
-//            those that no token had stay as they are. With lazy_rows off every row decays, as in mlx-lm.
-// State      <folder>/state.safetensors: masters, moments, t, the best so far and what was reported, in one file that is there
-//            whole or not at all; <folder>/best.safetensors: the trainables where the validation was lowest, written after a
-//            state of that step. Both end with a checksum, which is verified before anything of them is used: a damaged one is
-//            an error and stays as it is. States of format 1 had none and are refused. A batch is a function of its number, and so must be whatever else the objective draws:
-//            nothing else needs to be kept. The same bits are promised on the same device.
+//            those that no token had stay as they are. With lazy_rows off every row decays, as in mlx-lm; so it is where the
+//            optimiser takes no rows.
+// State      in a folder (mlxtape/jobs/run_folder.h) state.safetensors: masters, the optimiser's states, t, the best so far and
+//            what was reported, in one file that is there whole or not at all; best.safetensors: the trainables where the
+//            validation was lowest, written after a state of that step. Both end with a checksum, which is verified before
+//            anything of them is used: a damaged one is an error and stays as it is. States of format 1 had none and are
+//            refused. A batch is a function of its number, and so must be whatever else the objective draws: nothing else
+//            needs to be kept. The same bits are promised on the same device.
 //            A state belongs to a run with the same options and fingerprint: another is an error that says which setting
 //            differs. Free to change are report_every, save_every and, without cosine, iterations.
 //            Where a state is and resume is off, it is refused: a run must not write over another.
@@ -27,16 +29,10 @@
 #include <vector>
 
 #include "mlxtape/jobs/not_finite.h"
-#include "mlxtape/ops/optimiser.h"
+#include "mlxtape/jobs/optimiser.h"
 #include "mlxtape/tape/tape.h"
 
 namespace mlxtape::jobs {
-
-struct Trainable {
-  std::string name;
-  Tensor
-      tensor;  // contiguous, f32 or 16 bits (a master copy in f32 is kept then); written in place
-};
 
 // What is made smaller.
 struct Recorded {
@@ -45,6 +41,20 @@ struct Recorded {
   std::int64_t tokens = 0;      // that were learned from, for the rate
 };
 using Objective = std::function<Recorded(Tape& tape, std::int64_t batch)>;
+
+// Whose values the trainables hold at the end: the last step's, those of the lowest validation, or of that only where the
+// last validation is above the first and the run was not stopped.
+enum class EndWith { kLast, kBest, kBestIfWorse };
+
+// What a job gives fit to do.
+struct FitTask {
+  std::vector<Trainable> trainables;
+  Objective objective;
+  std::function<double()> validate = {};  // the loss that counts; none: there is no validation
+  // Files beside the state: it is on the disk and of this step, written just now or found where a run goes on.
+  std::function<void(std::int64_t step)> with_state = {};
+  EndWith end_with = EndWith::kLast;
+};
 
 struct FitPoint {
   std::int64_t step = 0;
@@ -60,7 +70,7 @@ struct FitOptions {
   bool cosine = false;
   double final_share = 0;
   double clip = 0;  // 0: none
-  ops::AdamWOptions adamw;
+  OptimiserPtr optimiser = std::make_shared<AdamW>();
   bool lazy_rows = true;
   std::int64_t report_every = 10, validate_every = 200, save_every = 100;  // 0: at the end alone
   std::string folder;   // empty: no state is written
@@ -69,10 +79,10 @@ struct FitOptions {
       fingerprint;  // what a state must agree on beside these options: data, model, …
 };
 
+// What a caller wants to be told.
 struct FitHooks {
   std::function<void(std::int64_t step)>
       on_resumed;                                  // before anything else, where a state was found
-  std::function<double()> validate;                // the loss that counts; none: not called
   std::function<void(std::int64_t step)> on_step;  // after each, for progress
   std::function<void(const FitPoint&)> on_report;  // every report_every steps
   std::function<void(const FitPoint&)>
@@ -87,6 +97,7 @@ struct FitResult {
   std::vector<FitPoint> reports, validations;  // of the whole run
   std::int64_t best_step = -1;                 // -1: never validated
   double best_loss = 0;
+  std::int64_t held_step = 0;  // whose values the trainables hold
   std::size_t peak_bytes = 0;
   double seconds = 0;  // since this call
 };
@@ -94,18 +105,11 @@ struct FitResult {
 double learning_rate_at(const FitOptions& options, std::int64_t step);
 Check fit_check(const std::vector<Trainable>& trainables, const FitOptions& options);
 
-// The trainables hold the last step's values after it, not the best's: load_trainables has those.
-FitResult fit(CommandEncoder& encoder, const std::vector<Trainable>& trainables,
-              const Objective& objective, const FitOptions& options, const FitHooks& hooks = {});
+FitResult fit(CommandEncoder& encoder, const FitTask& task, const FitOptions& options,
+              const FitHooks& hooks = {});
 
 // Values by name from a file that fit wrote, state or best, into tensors that are there.
 void load_trainables(CommandEncoder& encoder, const std::string& file,
                      const std::vector<Trainable>& trainables);
-
-bool has_state(const std::string& folder);
-// Why the run in a folder cannot go on: its state is missing, or a file of it is damaged. Empty: it can; both were read.
-std::string state_fault(const std::string& folder);
-// Takes away what fit wrote there, and the folder where nothing else is in it. Throws kIo.
-void remove_state(const std::string& folder);
 
 }  // namespace mlxtape::jobs

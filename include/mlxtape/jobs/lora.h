@@ -21,9 +21,12 @@
 
 namespace mlxtape::jobs {
 
+// mlx-lm's: Adam without bias correction, nothing clipped, the last 16 layers.
+TrainOptions lora_training();
+
 struct LoraJobOptions {
-  TrainOptions train;
-  models::LoraOptions lora;
+  TrainOptions train = lora_training();
+  models::LoraOptions lora{.num_layers = 16};
   std::uint64_t seed = 0;  // of new adapters, and of dropout
   bool keep_saves = true;  // the files with a step's number
 };

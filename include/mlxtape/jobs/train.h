@@ -33,16 +33,24 @@ std::vector<Batch> validation_batches(const std::vector<Sample>& samples,
 double mean_loss(CommandEncoder& encoder, const models::Model& model,
                  const std::vector<Batch>& batches);
 
+// What train takes where nothing else is asked for: AdamW with bias correction and a decay of 0.01, gradients clipped to a norm
+// of 1, mlx-lm's rate and numbers of steps. A model from scratch wants a higher rate.
+inline constexpr double kRateFromScratch = 1e-3;
+OptimiserNumbers train_usual();  // of any optimiser (make_optimiser)
+FitOptions train_fit();
+
 struct TrainOptions {
-  FitOptions fit;  // to its fingerprint are added the model's config, the data and checkpoint
+  FitOptions fit =
+      train_fit();  // to its fingerprint are added the model's config, the data and checkpoint
   BatchOptions batches;
   bool checkpoint = false;  // layers are computed again on the way back instead of remembered
-  std::int64_t validation_batches = -1;  // at most so many; -1: all, 0: no validation
+  std::int64_t validation_batches = 25;  // at most so many; -1: all, 0: no validation
+  // The loss that counts, in place of the mean one over data.valid.
+  std::function<double()> validate = {};
 };
 
 struct TrainResult {
-  FitResult fit;
-  bool holds_best = false;  // the model's weights are those of fit.best_step, else of fit.steps
+  FitResult fit;  // the model holds the weights of fit.held_step
 };
 
 // What of a model is trained, and how a batch's tape gets to see it.
@@ -51,13 +59,13 @@ struct TrainedPart {
   // The model with these watched, and the watched ones in the order of the trainables.
   std::function<models::Model(Tape& tape, std::int64_t batch)> watch;
   std::function<std::vector<Tensor>(const models::Model& watched)> watched;
+  std::function<void(std::int64_t step)> with_state = {};  // as FitTask's
 };
 // As train, of a part alone. Settings of the part's own belong into options.fit.fingerprint.
 TrainResult train_part(CommandEncoder& encoder, const models::Model& model, const TrainedPart& part,
                        const DataSet& data, const TrainOptions& options,
                        const FitHooks& hooks = {});
 
-// hooks.validate, where given, takes the place of the mean loss on data.valid.
 TrainResult train(CommandEncoder& encoder, const models::Model& model, const DataSet& data,
                   const TrainOptions& options, const FitHooks& hooks = {});
 

@@ -19,6 +19,9 @@
 
 namespace mlxtape::models {
 
+inline constexpr const char* kAdapterWeights = "adapters.safetensors";
+inline constexpr const char* kAdapterConfig = "adapter_config.json";
+
 struct LoraOptions {
   std::int64_t rank = 8;
   double scale = 20;  // of the product as it is: not divided by the rank
