@@ -8,6 +8,7 @@
 #include "bench.h"
 #include "measure.h"
 #include "mlxtape/base/files.h"
+#include "mlxtape/jobs/engine.h"
 #include "mlxtape/models/load.h"
 #include "mlxtape/models/quantize.h"
 #include "mlxtape/models/state.h"
@@ -111,31 +112,30 @@ class Measured {
     });
   }
 
-  // A token for each of batch sequences, after a context of that many.
-  Row decode(std::int64_t batch, std::int64_t context) {
-    models::State state(model_, batch, context + kSteps);
-    const std::vector<std::int32_t> ids = host_ids(context);
-    for (std::int64_t b = 0; b < batch; ++b) {
-      static_cast<void>(models::prefill(encoder_, model_, state, b, ids));
-    }
-    const models::State full = state.snapshot(encoder_);
-    models::Stepper stepper(encoder_, model_, state);
-    std::vector<std::int32_t> last(static_cast<std::size_t>(batch), 1);
-    std::vector<float> logits(static_cast<std::size_t>(batch * model_.config.plan.vocabulary));
+  // Tokens for each of batch sequences, after a context of that many: as a user's program gets them, chosen by these settings.
+  Row decode(std::int64_t batch, std::int64_t context, const std::string& how,
+             const std::vector<jobs::SamplingOptions>& settings) {
+    jobs::EngineOptions options;
+    options.slots = batch;
+    options.context = context + kSteps + 2;
+    options.first_room = kSteps + 2;
+    jobs::Engine engine(encoder_, model_, options);
     const std::string name =
-        "decode, " + std::to_string(batch) + " after " + std::to_string(context);
-    Row all = row(name, batch * kSteps, [&] {
-      state.restore(encoder_, full);
-      for (std::int64_t step = 0; step < kSteps; ++step) {
-        const Tensor& z = stepper.step(last);
-        encoder_.download(z, logits.data(), z.bytes());
+        "decode, " + std::to_string(batch) + " after " + std::to_string(context) + ", " + how;
+    return row(name, batch * (kSteps + 1), [&] {
+      for (std::int64_t b = 0; b < batch; ++b) {
+        // From the second time on all but the last token of the context is in the slot's past.
+        engine.admit({host_ids(context), settings[static_cast<std::size_t>(b) % settings.size()],
+                      context - 1});
       }
+      while (engine.is_reading()) static_cast<void>(engine.step());
+      for (std::int64_t step = 0; step < kSteps; ++step) static_cast<void>(engine.step());
+      for (std::int64_t b = 0; b < batch; ++b) engine.cancel(b);
     });
-    return all;
   }
 
  private:
-  static constexpr std::int64_t kSteps = 16;  // what restoring the state costs is then little
+  static constexpr std::int64_t kSteps = 32;  // what going back to the context costs is then little
 
   std::vector<std::int32_t> host_ids(std::int64_t n) const {
     std::vector<std::int32_t> ids(static_cast<std::size_t>(n));
@@ -210,8 +210,23 @@ void run_model(Device& device, const BenchConfig& config, const ModelConfig& how
   }
   show(measured.forward(how.tokens));
   show(measured.prefill(how.tokens, how.chunk));
-  show(measured.decode(1, how.context));
-  if (how.batch > 1) show(measured.decode(how.batch, how.context));
+  jobs::SamplingOptions
+      drawn;  // flat logits, as random weights give them, are the hardest to draw from
+  drawn.temperature = 0.7;
+  drawn.top_p = 0.9;
+  jobs::SamplingOptions penalised;
+  penalised.temperature = 1;
+  penalised.top_k = 50;
+  penalised.repetition_penalty = 1.1;
+  penalised.presence_penalty = 0.5;
+  jobs::SamplingOptions likely;
+  likely.temperature = 1;
+  likely.min_p = 0.05;
+  show(measured.decode(1, how.context, "greedy", {{}}));
+  show(measured.decode(1, how.context, "temp 0.7 top-p 0.9", {drawn}));
+  if (how.batch < 2) return;
+  show(measured.decode(how.batch, how.context, "greedy", {{}}));
+  show(measured.decode(how.batch, how.context, "mixed", {drawn, {}, penalised, likely}));
 }
 
 }  // namespace mlxtape::bench

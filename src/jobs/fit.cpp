@@ -2,11 +2,12 @@
 
 #include <chrono>
 #include <cmath>
-#include <numbers>
-#include <set>
+#include <memory>
+#include <optional>
 
 #include "fit_state.h"
 #include "gradient_sum.h"
+#include "mlxtape/ops/elementwise.h"
 
 namespace mlxtape::jobs {
 
@@ -16,36 +17,6 @@ Error wrong(Errc code, const std::string& what) { return {code, "fit: " + what};
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-Check check_options(const FitOptions& o) {
-  const auto number = [](const char* what, double got) {
-    return wrong(Errc::kArgument, std::string(what) + ", got " + std::to_string(got));
-  };
-  const auto count = [](const char* what, std::int64_t got) {
-    return wrong(Errc::kArgument, std::string(what) + ", got " + std::to_string(got));
-  };
-  if (o.iterations < 1 || o.iterations > INT32_MAX) {
-    return count("iterations must be at least 1 and below 2^31", o.iterations);
-  }
-  if (o.accumulation < 1) return count("accumulation must be at least 1", o.accumulation);
-  if (!(o.learning_rate >= 0) || !std::isfinite(o.learning_rate)) {
-    return number("learning_rate must be at least 0 and finite", o.learning_rate);
-  }
-  if (o.warmup < 0) return count("warmup must be at least 0", o.warmup);
-  if (!(o.final_share >= 0 && o.final_share <= 1)) {
-    return number("final_share must be from 0 to 1", o.final_share);
-  }
-  if (!(o.clip >= 0) || !std::isfinite(o.clip)) {
-    return number("clip must be at least 0 and finite", o.clip);
-  }
-  if (o.report_every < 0) return count("report_every must be at least 0", o.report_every);
-  if (o.validate_every < 0) return count("validate_every must be at least 0", o.validate_every);
-  if (o.save_every < 0) return count("save_every must be at least 0", o.save_every);
-  if (o.resume && o.folder.empty()) {
-    return wrong(Errc::kArgument, "to resume there must be a folder with a state, got none");
-  }
-  return std::nullopt;
 }
 
 class Fit {
@@ -78,7 +49,9 @@ class Fit {
   void step();
   void add_gradients(std::int64_t batch, const Tensor& loss_sum);
   void check_recorded(const Recorded& recorded) const;
-  void update(const ops::GradNorm& norm);
+  void update(const Tensor& scale);
+  Tensor guarded(const Tensor& scale, const Tensor& loss_sum, const Tensor& norm);
+  void settle();
   void report();
   bool validate();
   void save(bool improved);
@@ -94,6 +67,12 @@ class Fit {
   std::vector<OptimiserSlot> slots_;
   std::vector<GradientSum> sums_;
   Tensor t_, rate_;  // the step's numbers, on the device
+  Tensor fault_;     // 0; NaN from the first step on whose loss or norm is not finite
+  // What the host has not looked at yet, of the last step: it does so when the next one is on its way.
+  struct Pending {
+    std::unique_ptr<PendingDownload> loss, norm;
+  };
+  std::optional<Pending> pending_;
   FitProgress progress_;
   std::vector<Tensor> best_;  // the values of the lowest validation, where no folder keeps them
   double norm_ = 0;           // of the last step
@@ -126,6 +105,7 @@ void Fit::begin() {
   }
   rate_ = encoder_.zeros({1}, DType::kF32);
   t_ = encoder_.zeros({1}, DType::kI32);
+  fault_ = encoder_.zeros({1}, DType::kF32);
   const auto done = static_cast<std::int32_t>(progress_.step);
   encoder_.upload(&done, sizeof done, t_);
 }
@@ -185,15 +165,17 @@ void Fit::add_gradients(std::int64_t batch, const Tensor& loss_sum) {
   }
 }
 
+// Of the step before the one that comes now.
 void Fit::require_finite(const char* what, float value) const {
   if (std::isfinite(value)) return;
-  throw NotFinite("fit: " + std::string(what) + " of step " + std::to_string(progress_.step + 1) +
+  throw NotFinite("fit: " + std::string(what) + " of step " + std::to_string(progress_.step) +
                   " must be finite, got " + text_of_nonfinite(static_cast<double>(value)) +
                   "; nothing of that step was kept, and " + state_.last() +
                   ". A lower learning rate, a longer warmup or a clip may help");
 }
 
-// One step, or an error before anything is changed.
+// Gives one step to the device and looks at the one before: the host never waits for what it has just given away. A step
+// that is not finite changes nothing, nor do those after it (guarded), so that the error comes in time one step later.
 void Fit::step() {
   const auto start = std::chrono::steady_clock::now();
   sums_.clear();
@@ -206,21 +188,39 @@ void Fit::step() {
   for (const GradientSum& sum : sums_) gradients.push_back(sum.values());
   const ops::GradNorm norm = ops::grad_norm(
       encoder_, gradients, options_.clip > 0 ? static_cast<float>(options_.clip) : 1);
-  float loss = 0, size = 0;
-  encoder_.download(loss_sum, &loss, sizeof loss);
-  encoder_.download(norm.norm, &size, sizeof size);
-  loss /= static_cast<float>(options_.accumulation);
-  require_finite("the loss", loss);
-  require_finite("the norm of the gradients", size);
-  norm_ = static_cast<double>(size);
-  update(norm);
+  gradients.clear();
+  const Tensor scale = options_.clip > 0 ? norm.scale : encoder_.full({1}, DType::kF32, 1);
+  update(guarded(scale, loss_sum, norm.norm));
+  Pending given{encoder_.begin_download(loss_sum), encoder_.begin_download(norm.norm)};
+  settle();
+  pending_ = std::move(given);
   ++progress_.step;
-  progress_.loss += static_cast<double>(loss);
-  ++progress_.steps;
   progress_.seconds += seconds_since(start);
 }
 
-void Fit::update(const ops::GradNorm& norm) {
+// The scale, or NaN, which makes no step: 0 times what is not finite is NaN, and stays so in what it is added to.
+Tensor Fit::guarded(const Tensor& scale, const Tensor& loss_sum, const Tensor& norm) {
+  encoder_.add_into(fault_, ops::multiply(encoder_, loss_sum, 0.0));
+  encoder_.add_into(fault_, ops::multiply(encoder_, norm.reshape({1}), 0.0));
+  return ops::add(encoder_, scale.reshape({1}), fault_);
+}
+
+// Looks at the last step that was given to the device.
+void Fit::settle() {
+  if (!pending_) return;
+  const Pending last = std::move(*pending_);
+  pending_.reset();
+  const float loss =
+      *static_cast<const float*>(last.loss->wait()) / static_cast<float>(options_.accumulation);
+  const float size = *static_cast<const float*>(last.norm->wait());
+  require_finite("the loss", loss);
+  require_finite("the norm of the gradients", size);
+  norm_ = static_cast<double>(size);
+  progress_.loss += static_cast<double>(loss);
+  ++progress_.steps;
+}
+
+void Fit::update(const Tensor& scale) {
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     slots_[i].grad = sums_[i].values();
     slots_[i].ids = sums_[i].rows.ids;
@@ -229,8 +229,7 @@ void Fit::update(const ops::GradNorm& norm) {
   const auto rate = static_cast<float>(learning_rate_at(options_, progress_.step + 1));
   encoder_.upload(&rate, sizeof rate, rate_);
   ops::advance(encoder_, t_);
-  options_.optimiser->step(encoder_, slots_,
-                           {rate_, t_, options_.clip > 0 ? norm.scale : Tensor()});
+  options_.optimiser->step(encoder_, slots_, {rate_, t_, scale});
   for (OptimiserSlot& slot : slots_) slot.grad = slot.ids = {};
 }
 
@@ -306,9 +305,13 @@ FitResult Fit::run() {
   while (progress_.step < options_.iterations && !stopped) {
     step();
     if (hooks_.on_step) hooks_.on_step(progress_.step);
-    if (is_due(options_.report_every)) report();
-    const bool improved = task_.validate && is_due(options_.validate_every) && validate();
+    const bool validates = task_.validate && is_due(options_.validate_every);
+    const bool reports = is_due(options_.report_every);
+    if (validates || reports || is_due(options_.save_every)) settle();
+    if (reports) report();
+    const bool improved = validates && validate();
     stopped = hooks_.stop && hooks_.stop();
+    if (stopped) settle();
     if (improved || stopped || is_due(options_.save_every)) save(improved);
   }
   FitResult result;
@@ -326,51 +329,6 @@ FitResult Fit::run() {
 }
 
 }  // namespace
-
-double learning_rate_at(const FitOptions& options, std::int64_t step) {
-  const double most = options.learning_rate;
-  if (step <= options.warmup && options.warmup > 0) {
-    return most * static_cast<double>(step) / static_cast<double>(options.warmup);
-  }
-  if (!options.cosine) return most;
-  const double least = most * options.final_share;
-  const double u = static_cast<double>(step - options.warmup) /
-                   static_cast<double>(options.iterations - options.warmup);
-  return least + (most - least) * (1 + std::cos(std::numbers::pi * u)) / 2;
-}
-
-Check fit_check(const std::vector<Trainable>& trainables, const FitOptions& options) {
-  if (options.optimiser == nullptr)
-    return wrong(Errc::kArgument, "an optimiser is needed, got none");
-  if (const Check check = options.optimiser->check()) return check;
-  if (trainables.empty()) return wrong(Errc::kArgument, "something must be trained, got nothing");
-  std::set<std::string> names;
-  for (const Trainable& each : trainables) {
-    const Tensor& t = each.tensor;
-    const std::string name = "\"" + each.name + "\" ";
-    bool is_new = !each.name.empty() && names.insert(each.name).second;
-    for (const std::string& state : options.optimiser->states(each)) {
-      is_new = is_new && names.insert(state_name(state, each.name)).second;
-    }
-    if (!is_new) {
-      return wrong(Errc::kArgument,
-                   "what is trained must have names of their own, also beside the optimiser's "
-                   "states, got " +
-                       name);
-    }
-    if (!is_kernel_float(t.dtype())) {
-      return wrong(Errc::kDType, name + "must be f32, f16 or bf16, got " + name_of(t.dtype()));
-    }
-    if (!t.is_contiguous()) {
-      return wrong(Errc::kShape,
-                   name + "must be contiguous, got strides " + to_string(t.strides()));
-    }
-    if (t.backend() != trainables.front().tensor.backend()) {
-      return wrong(Errc::kDevice, name + "must be where the first is, got " + name_of(t.backend()));
-    }
-  }
-  return check_options(options);
-}
 
 FitResult fit(CommandEncoder& encoder, const FitTask& task, const FitOptions& options,
               const FitHooks& hooks) {

@@ -133,7 +133,7 @@ TEST_P(FitResume, NothingIsKeptOfAStepThatIsNotFinite) {
     };
     const std::string said =
         formats::message_of(fails, Errc::kArgument, folder_.path.string() + "/");
-    EXPECT_EQ(steps, 5);
+    EXPECT_EQ(steps, 6);  // it is looked at when the next one is on its way
     const std::string begin =
         of_norm ? "fit: the norm of the gradients of step 6 must be finite, got inf"
                 : "fit: the loss of step 6 must be finite, got nan";

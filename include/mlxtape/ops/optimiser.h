@@ -24,6 +24,7 @@
 // Cost       adamw: reads w or master, grad, m, v; writes them but grad; by rows n rows of each; lion has no v. norm: reads grad.
 //            muon: a parameter at a time, 4·ns_steps·n²·(m + n/2) flop, n ≤ m its sides; all others: one launch for up to 64.
 // Limits     lr, t and s are read on the device, so a step can be captured once and replayed with a new rate.
+//            A scale of NaN makes no step: nothing is changed, so that a host that looks at the norm later has lost nothing.
 //            advance adds 1 to t: before each step. A gradient that is not finite makes w so: look at norm.
 //            The norm of gradients past 1.8e19 is inf. The w of a step's slots must not overlap.
 #pragma once

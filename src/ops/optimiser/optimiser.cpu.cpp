@@ -98,6 +98,7 @@ void step_all(const KernelCall& call) {
   const auto& args = call.as<OptimiserArgs>();
   const float t = call.in[1] == nullptr ? 0 : static_cast<float>(*call.input<std::int32_t>(1));
   const float scale = call.in[2] == nullptr ? 1 : *call.input<float>(2);
+  if (std::isnan(scale)) return;
   const Rule<VF> rule(args, *call.input<float>(0), t);
   for_pieces(args, [&](std::size_t p, std::int64_t first, std::int64_t, std::size_t n) HWY_ATTR {
     const DF d;

@@ -135,6 +135,7 @@ __global__ void __launch_bounds__(kThreads)
   const Piece piece(all);
   const int p = piece.parameter;
   const float factor = scale_at == nullptr ? 1 : *scale_at;
+  if (isnan(factor)) return;
   const Rule<float> rule(args, *lr_at, t_at == nullptr ? 0 : static_cast<float>(*t_at));
   T* w = static_cast<T*>(all.w[p]);
   const G* grad = static_cast<const G*>(all.grad[p]);

@@ -56,7 +56,13 @@ void muon_step(CommandEncoder& encoder, const std::vector<MuonSlot>& slots,
     const double factor =
         std::sqrt(std::max(1.0, static_cast<double>(rows) / static_cast<double>(columns)));
     const Tensor lr = multiply(encoder, numbers.lr, factor);
-    sgd_step(encoder, {{slot.w, reshape(encoder, x, slot.w.shape()), {}, slot.master}}, {lr, {}});
+    // 1, or NaN: the momentum has the scale in it, and no step is made where there is none.
+    Tensor is_step;
+    if (numbers.scale.defined()) {
+      is_step = add(encoder, multiply(encoder, numbers.scale, 0.0), 1.0);
+    }
+    sgd_step(encoder, {{slot.w, reshape(encoder, x, slot.w.shape()), {}, slot.master}},
+             {lr, {}, is_step});
   }
 }
 

@@ -385,6 +385,36 @@ TEST_P(Optimiser, SameBitsOnEveryRun) {
 }
 
 // Captured once, with a rate that changes between replays: the same as steps one by one.
+// A step whose gradients are not finite can be told to be none, by its scale.
+TEST_P(Optimiser, AScaleOfNaNMakesNoStep) {
+  const auto ramp = [&](double from) {
+    Values values(60);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = from + 0.1 * static_cast<double>(i);
+    return upload(values, {6, 10}, DType::kF32);
+  };
+  const Tensor w = ramp(1), master = ramp(1), m = ramp(2), v = ramp(3);
+  const Tensor g = upload(Values(60, NAN), {6, 10}, DType::kF32);
+  const Tensor row = g.slice(0, 0, 1), id = encoder().full({1}, DType::kI32, 2);
+  const auto same = [&](const char* what) {
+    SCOPED_TRACE(what);
+    EXPECT_EQ(download(w), download(ramp(1)));
+    EXPECT_EQ(download(m), download(ramp(2)));
+    EXPECT_EQ(download(v), download(ramp(3)));
+  };
+  const ops::StepNumbers none{number(0.1), count(1), number(NAN)};
+  ops::adamw_step(encoder(), {{w, g, m, v}}, none, {});
+  ops::adamw_step(encoder(), {{w, row, m, v, {}, id}}, none, {});
+  same("adamw");
+  ops::sgd_step(encoder(), {{w, g, m}}, none, {.momentum = 0.5F, .weight_decay = 0.1F});
+  same("sgd");
+  ops::lion_step(encoder(), {{w, g, m}}, none, {});
+  same("lion");
+  ops::muon_step(encoder(), {{w, g, m}}, none, {});
+  same("muon");
+  ops::sgd_step(encoder(), {{w, m}}, {number(0.1), {}, number(1)}, {});
+  EXPECT_NE(download(w), download(ramp(1)));
+}
+
 TEST_P(Optimiser, AStepIsReplayedWithANewRate) {
   const Values start{1, 2, 3, 4}, g{0.5, -1, 2, 0.25};
   const auto make = [&] {
