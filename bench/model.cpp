@@ -30,6 +30,12 @@ const std::vector<std::pair<std::string, const char*>>& shapes() {
        "moe_intermediate_size": 512, "rms_norm_eps": 1e-6, "vocab_size": 151936, "rope_theta": 10000000.0,
        "partial_rotary_factor": 0.25, "max_position_embeddings": 262144, "norm_topk_prob": true,
        "tie_word_embeddings": false})"},
+      // With the sizes of Qwen3-0.6B.
+      {"qwen3-0.6b",
+       R"({"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "intermediate_size": 3072,
+       "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-6,
+       "vocab_size": 151936, "rope_theta": 1000000.0, "max_position_embeddings": 40960,
+       "tie_word_embeddings": true})"},
       // 0.3 B parameters: a size that is tried on a laptop.
       {"qwen3-next-0.3b",
        R"({"model_type": "qwen3_next", "hidden_size": 1024, "num_hidden_layers": 12,

@@ -38,7 +38,7 @@ void add_dtype(CLI::App& command, Flags& flags) {
 void add_model_name(CLI::App& command, bench::ModelConfig& config) {
   command
       .add_option("--model", config.model,
-                  "a directory, or random weights as qwen3-next-0.3b, qwen3-next-80b-period")
+                  "a directory, or random weights: qwen3-0.6b, qwen3-next-0.3b or qwen3-next-80b-period")
       ->type_name("DIR");
 }
 
