@@ -1,6 +1,7 @@
 // dwq: distilled weight quantisation.
 #include <CLI/CLI.hpp>
 
+#include <limits>
 #include <optional>
 
 #include "command.h"
@@ -36,7 +37,6 @@ void expect_flags(const Flags& flags) {
   if (flags.targets_only && flags.targets.empty()) {
     called_wrongly("--targets-only needs --target-dir");
   }
-  if (!(flags.job.fit.learning_rate > 0)) called_wrongly("--learning-rate must be above 0");
   expect_model(flags.model);
   if (!flags.student.empty()) expect_model(flags.student);
 }
@@ -242,6 +242,7 @@ void add_learning(CLI::App& command, Flags& flags) {
   const auto add = [&](const char* group, const char* name, auto& value, const char* what) {
     return command.add_option(name, value, what)->type_name("N")->group(group);
   };
+  const auto positive = number_above(0, std::numeric_limits<float>::max());
   const auto count = CLI::Range(std::int64_t{1}, std::int64_t{1} << 30);
   const auto count_or_none = CLI::Range(std::int64_t{0}, std::int64_t{1} << 30);
   command
@@ -261,8 +262,10 @@ void add_learning(CLI::App& command, Flags& flags) {
   add("Data", "--seed", flags.from.batches.seed, "random seed (choice and order of samples)");
   add(of_steps, "--learning-rate", flags.job.fit.learning_rate,
       "learning rate of Adam; small models need more")
+      ->check(positive)
       ->type_name("X");
   add(of_steps, "--temperature", flags.job.temperature, "temperature of both distributions")
+      ->check(positive)
       ->type_name("X");
   command
       .add_flag("--grad-checkpoint", flags.job.checkpoint,

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 
 #include "command.h"
 #include "mlxtape/base/files.h"
@@ -268,6 +269,7 @@ void add_adapter_flags(CLI::App& command, Flags& flags) {
   command
       .add_option("--scale", flags.job.lora.scale,
                   "factor of what the adapters add; not divided by the rank")
+      ->check(number(std::numeric_limits<float>::lowest(), std::numeric_limits<float>::max()))
       ->type_name("X")
       ->group(group);
   command

@@ -14,6 +14,8 @@ namespace {
 using formats::Json;
 
 const auto kCount = whole_number(1, std::uint64_t{1} << 30U);
+const auto kPositive = number_above(0, std::numeric_limits<float>::max());
+const auto kFinite = number(0, std::numeric_limits<float>::max());
 const auto kCountOrNone = whole_number(0, std::uint64_t{1} << 30U);
 
 std::string digits(double value, const char* form) {
@@ -30,7 +32,6 @@ CLI::Option* LoopFlags::add_to(CLI::App& command) {
   const auto add = [&](const char* group, const char* name, auto& value, const char* what) {
     return command.add_option(name, value, what)->type_name("N")->group(group);
   };
-  const auto at_least_0 = number(0, std::numeric_limits<double>::infinity());
   const char* const of_data = "Data";
   const char* const of_steps = "Training";
   const char* const of_saves = "Validation and saves";
@@ -52,6 +53,7 @@ CLI::Option* LoopFlags::add_to(CLI::App& command) {
       ->check(kCount);
   CLI::Option* const learning_rate = add(of_steps, "--learning-rate", job.fit.learning_rate,
                                          "learning rate; with a schedule its highest value")
+                                         ->check(kPositive)
                                          ->type_name("X");
   command
       .add_option("--schedule", schedule,
@@ -63,10 +65,11 @@ CLI::Option* LoopFlags::add_to(CLI::App& command) {
       ->check(kCountOrNone);
   add(of_steps, "--final-share", job.fit.final_share,
       "where cosine ends, as a share of --learning-rate")
+      ->check(number(0, 1))
       ->type_name("X");
   optimiser.add_to(command, of_steps);
   add(of_steps, "--clip", job.fit.clip, "clip gradients to this norm; 0: never")
-      ->check(at_least_0)
+      ->check(kFinite)
       ->type_name("X");
   add(of_steps, "--grad-accumulation-steps", job.fit.accumulation, "batches per step")
       ->check(kCount);
@@ -92,9 +95,6 @@ jobs::TrainOptions LoopFlags::options() const {
   o.fit.cosine = schedule == "cosine";
   o.fit.optimiser = optimiser.made();
   o.batches.learn_prompt = !mask_prompt;
-  if (!(o.fit.learning_rate > 0)) {
-    called_wrongly("--learning-rate must be above 0, got " + digits(o.fit.learning_rate, "%g"));
-  }
   require(jobs::batch_check(o.batches));
   return o;
 }

@@ -7,6 +7,7 @@
 
 #include "fit_state.h"
 #include "gradient_sum.h"
+#include "mlxtape/models/finite.h"
 #include "mlxtape/ops/elementwise.h"
 
 namespace mlxtape::jobs {
@@ -58,6 +59,7 @@ class Fit {
   void keep_best();
   std::int64_t end(bool stopped);
   void require_finite(const char* what, float value) const;
+  void require_finite_weights() const;
 
   CommandEncoder& encoder_;
   const FitTask& task_;
@@ -288,7 +290,20 @@ std::int64_t Fit::end(bool stopped) {
   return progress_.best_step;
 }
 
+// A finite gradient may still carry a weight away: by its rate, by its decay, by a type that is too narrow.
+void Fit::require_finite_weights() const {
+  std::vector<models::Parameter> weights;
+  weights.reserve(slots_.size());
+  for (const OptimiserSlot& slot : slots_) weights.push_back({slot.of.name, slot.w, {}});
+  const models::NonFinite found = models::find_nonfinite(encoder_, weights);
+  if (!found.any()) return;
+  throw NotFinite("fit: the weights after step " + std::to_string(progress_.step) +
+                  " must be finite: " + found.text() + "; they were not kept, and " +
+                  state_.last() + ". A lower learning rate, a longer warmup or a clip may help");
+}
+
 void Fit::save(bool improved) {
+  require_finite_weights();  // also where the caller keeps them, not a folder
   if (!state_.folder().is_used()) return;
   state_.write(encoder_, slots_, progress_);
   if (improved) state_.write_best(encoder_, slots_, progress_);

@@ -1,5 +1,6 @@
 // What a run is asked to do: is it possible, and how fast does it learn?
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <set>
 
@@ -9,6 +10,8 @@
 namespace mlxtape::jobs {
 
 namespace {
+
+constexpr double kMost = std::numeric_limits<float>::max();
 
 Error wrong(Errc code, const std::string& what) { return {code, "fit: " + what}; }
 
@@ -23,15 +26,15 @@ Check check_options(const FitOptions& o) {
     return count("iterations must be at least 1 and below 2^31", o.iterations);
   }
   if (o.accumulation < 1) return count("accumulation must be at least 1", o.accumulation);
-  if (!(o.learning_rate >= 0) || !std::isfinite(o.learning_rate)) {
-    return number("learning_rate must be at least 0 and finite", o.learning_rate);
+  if (!(o.learning_rate >= 0 && o.learning_rate <= kMost)) {
+    return number("learning_rate must be at least 0 and finite as f32", o.learning_rate);
   }
   if (o.warmup < 0) return count("warmup must be at least 0", o.warmup);
   if (!(o.final_share >= 0 && o.final_share <= 1)) {
     return number("final_share must be from 0 to 1", o.final_share);
   }
-  if (!(o.clip >= 0) || !std::isfinite(o.clip)) {
-    return number("clip must be at least 0 and finite", o.clip);
+  if (!(o.clip >= 0 && o.clip <= kMost)) {
+    return number("clip must be at least 0 and finite as f32", o.clip);
   }
   if (o.report_every < 0) return count("report_every must be at least 0", o.report_every);
   if (o.validate_every < 0) return count("validate_every must be at least 0", o.validate_every);

@@ -68,12 +68,16 @@ std::int64_t count_nonfinite(const Tensor& tensor) {
 }
 
 NonFinite find_nonfinite(CommandEncoder& encoder, const Model& model) {
-  NonFinite result;
-  std::vector<unsigned char> copy;
   std::vector<Parameter> all = parameters(model);
   for (Parameter& adapter : lora_parameters(model)) all.push_back(std::move(adapter));
+  return find_nonfinite(encoder, all);
+}
+
+NonFinite find_nonfinite(CommandEncoder& encoder, const std::vector<Parameter>& tensors) {
+  NonFinite result;
+  std::vector<unsigned char> copy;
   encoder.commit_and_wait();
-  for (const Parameter& p : all) {
+  for (const Parameter& p : tensors) {
     if (!is_float(p.tensor.dtype())) continue;
     if (encoder.device().limits().host_visible && p.tensor.is_contiguous()) {
       add(result, p.name, count_nonfinite(p.tensor));

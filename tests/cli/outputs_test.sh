@@ -130,6 +130,31 @@ expect 0 "after step" $tune last --only-last
 same "$(ls last | tr '\n' ' ')" "adapter_config.json adapters.safetensors " "lora --only-last"
 same_files last/adapters.safetensors adapters/adapters.safetensors "lora with --only-last and without"
 
+# ---- weights that run away in the last step ----
+
+cp -r model good
+before=$(contents good)
+runaway="--data data --batch-size 8 --val-batches 0 --iters 1 --force --quiet"
+for flags in "--learning-rate 1e38" "--learning-rate 1e-3 --weight-decay 1e38 --warmup 0" \
+  "--dtype float16 --learning-rate 1e36"; do
+  expect 1 "the weights after step 1 must be finite: the tensor " train $on --model packed $runaway $flags --out good
+  same "$before" "$(contents good)" "a model whose place weights that are NaN were to take, with $flags"
+  [ ! -e good.state/state.safetensors ] || complain "train $flags saved weights that are NaN"
+done
+expect 1 "must be finite: the tensor " lora $on --model packed --train $runaway --learning-rate 1e38 --adapter-path ran
+same "$(ls ran)" "" "what lora left of adapters that are NaN"
+expect 1 "must be finite" $teach good --force --learning-rate 1e38 --num-samples 8 --quiet
+same "$before" "$(contents good)" "a model whose place a student that is NaN was to take"
+for value in inf nan 1e39; do
+  for flag in --learning-rate --weight-decay --clip; do
+    refuses 2 "$flag: must be a number " $tuned good --force $flag $value
+  done
+  refuses 2 "--final-share: must be a number from 0 to 1, got '$value'" $tuned good --force --final-share $value
+  refuses 2 "--scale: must be a number " $tune no --scale $value
+  refuses 2 "--learning-rate: must be a number above 0" $teach no --learning-rate $value
+  refuses 2 "--temperature: must be a number above 0" $teach no --temperature $value
+done
+
 # ---- states that are not as they were written ----
 
 # damage <file>: 3000 other bytes in its middle.

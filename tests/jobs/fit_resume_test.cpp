@@ -159,6 +159,25 @@ TEST_P(FitResume, NothingIsKeptOfAStepThatIsNotFinite) {
   EXPECT_THROW(fails(), jobs::NotFinite);
 }
 
+// A step of finite gradients whose rate carries the weights away: with no step after it there is no loss to show that.
+TEST_P(FitResume, WeightsThatAreNotFiniteAreNotKept) {
+  for (const char* name : {"away", ""}) {
+    FitOptions o = options(3);
+    o.save_every = 0;
+    if (*name != '\0') o.folder = (folder_.path / name).string();
+    o.warmup = 0;
+    o.cosine = false;
+    o.learning_rate = 3e38;
+    o.iterations = 1;
+    const Toy toy(encoder(), DType::kF32);
+    const std::string says =
+        formats::message_of([&] { jobs::fit(encoder(), toy.task(), o); }, Errc::kArgument);
+    const std::string begin = "fit: the weights after step 1 must be finite: the tensor ";
+    EXPECT_EQ(says.substr(0, begin.size()), begin);
+    EXPECT_FALSE(jobs::has_state(o.folder));
+  }
+}
+
 // ---- what is not as it was written ----
 
 TEST_P(FitResume, ADamagedStateIsNotUsed) {

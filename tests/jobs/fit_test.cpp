@@ -285,6 +285,12 @@ TEST_P(Fit, RefusesWhatItCannotTrain) {
        "accumulation"},
       {"rate", options_with([](auto& o) { o.learning_rate = NAN; }), Errc::kArgument,
        "learning_rate"},
+      {"rate too large", options_with([](auto& o) { o.learning_rate = 1e39; }), Errc::kArgument,
+       "learning_rate"},
+      {"decay", options_with([](auto& o) {
+         o.optimiser = std::make_shared<jobs::AdamW>(ops::AdamWOptions{.weight_decay = INFINITY});
+       }),
+       Errc::kArgument, "weight_decay"},
       {"warmup", options_with([](auto& o) { o.warmup = -1; }), Errc::kArgument, "warmup"},
       {"share", options_with([](auto& o) { o.final_share = 1.5; }), Errc::kArgument, "final_share"},
       {"clip", options_with([](auto& o) { o.clip = -1; }), Errc::kArgument, "clip"},

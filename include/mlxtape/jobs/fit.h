@@ -19,7 +19,7 @@
 //            Where a state is and resume is off, it is refused: a run must not write over another.
 // Waiting    the host looks at the loss and norm of a step when the next one is on its way to the device, or where they are
 //            needed: for a report, a validation, a state.
-// Errors     a loss or norm that is not finite: NotFinite; says at which step, that nothing of it was kept (nor of the one
+// Errors     a loss or norm, or weights that are to be saved or returned, that are not finite: NotFinite; says at which step, that nothing of it was kept (nor of the one
 //            after it), and from where to go on. The state on the disk is then the last good one. One that cannot be written: kIo, the one before is there
 //            still. Either says so only after it has read it.
 #pragma once

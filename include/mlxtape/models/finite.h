@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "mlxtape/formats/model_directory.h"
 #include "mlxtape/models/model.h"
@@ -26,6 +27,7 @@ std::int64_t count_nonfinite(const Tensor& tensor);
 
 // Adapters are looked at too.
 NonFinite find_nonfinite(CommandEncoder& encoder, const Model& model);
+NonFinite find_nonfinite(CommandEncoder& encoder, const std::vector<Parameter>& tensors);
 // Those of a directory's files in the types that can be read; progress comes after each tensor, in bytes of all files.
 NonFinite find_nonfinite(const formats::ModelFiles& files,
                          const std::function<void(std::size_t done)>& progress = {});
