@@ -45,6 +45,21 @@ bool lies_in(const std::string& inner, const std::string& outer) {
   }
 }
 
+// The first entry of an input's folder that is a link to something in the output; empty: there is none. The files
+// themselves lie where the folder does.
+std::string link_into(const std::string& output, const std::string& input) {
+  std::error_code reason;
+  std::string first;
+  for (fs::directory_iterator it(input, reason), end; !reason && it != end; it.increment(reason)) {
+    std::error_code gone;
+    if (!it->is_symlink(gone)) continue;
+    const std::string name = it->path().filename().string();
+    if (!first.empty() && first < name) continue;
+    if (lies_in(it->path().string(), output)) first = name;
+  }
+  return first;
+}
+
 }  // namespace
 
 std::string without_slash(std::string path) {
@@ -103,6 +118,12 @@ void expect_apart(const Place& output, const std::vector<Place>& inputs) {
         lies_in(output.path, input.path) ? " must not be " : " must not contain ";
     called_wrongly(output.flag + " " + output.path + relation + input.flag + " " + input.path +
                    "; use another " + output.flag);
+  }
+  for (const Place& input : inputs) {
+    const std::string file = link_into(output.path, input.path);
+    if (file.empty()) continue;
+    called_wrongly(output.flag + " " + output.path + " must not contain " + file + " of " +
+                   input.flag + " " + input.path + ", which is a link; use another " + output.flag);
   }
 }
 

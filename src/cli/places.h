@@ -22,8 +22,8 @@ struct Place {
   std::string flag, path;
 };
 
-// Throws kArgument where the output is one of the inputs or holds one, by whatever links and dots it is named: writing it
-// would take the input away. An input without a path is none.
+// Throws kArgument where the output is one of the inputs or holds one, or a file that a link in an input's folder leads to,
+// by whatever links and dots it is named: writing it would take the input away. An input without a path is none.
 void expect_apart(const Place& output, const std::vector<Place>& inputs);
 
 // Takes away what processes that live no more have left of this path: <path>.tmp<process>.<number>. One that was killed

@@ -106,6 +106,26 @@ refuses 2 "--mlx-path . must not contain --model model" $pack . --force
 refuses 2 "--adapter-path packed must not be --model packed" $tune packed --force
 refuses 2 "--adapter-path adapters must not contain --resume-adapter-file adapters/adapters.safetensors" \
   $tune adapters --resume-adapter-file adapters/adapters.safetensors --force
+# Links inside an input's folder, some or all of its files.
+mkdir m2 m3 && cp model/* m2 && ln -s ../m2/model.safetensors m3 && cp model/config.json model/tokenizer.json m3
+refuses 2 "--mlx-path m2 must not contain model.safetensors of --model m3, which is a link; use another --mlx-path" \
+  quantize --model m3 --mlx-path m2 --q-group-size 32 --force
+mkdir -p hub/blobs hub/snapshots && cp -r m2 hub/blobs/whole && ln -s ../blobs/whole/config.json hub/snapshots
+for file in model/*; do ln -sf "../blobs/whole/$(basename "$file")" hub/snapshots; done
+for name in hub/blobs/whole hub/snapshots/../blobs/whole "$folder/hub/blobs/whole/"; do
+  refuses 2 "must not contain config.json of --model hub/snapshots, which is a link" \
+    quantize --model hub/snapshots --mlx-path "$name" --q-group-size 32 --force
+done
+refuses 2 "--out m2 must not contain model.safetensors of --model m3" train $on --model m3 --data data $steps --out m2 --force
+refuses 2 "--save-path m2 must not contain model.safetensors of --model m3" \
+  fuse --model m3 --adapter-path adapters --save-path m2 --force
+mkdir linked-data && ln -s ../m2/train.jsonl linked-data && cp data/train.jsonl m2
+refuses 2 "--out m2 must not contain train.jsonl of --data linked-data" train $on --model packed --data linked-data $steps --out m2 --force
+refuses 2 "--state m2 must not contain train.jsonl of --data linked-data" \
+  train $on --model packed --data linked-data $steps --out new --state m2
+# The same links, and an output elsewhere.
+expect 0 "bits per weight" quantize --model hub/snapshots --mlx-path linked-out --q-group-size 32
+same_files hub/blobs/whole/model.safetensors model/model.safetensors "what an input's links lead to"
 # A folder of its own inside an input takes nothing away.
 expect 0 "bits per weight" $pack4 model/q4 && rm -r model/q4
 
