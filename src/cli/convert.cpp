@@ -132,7 +132,7 @@ void convert(const Globals& globals, const Flags& flags) {
   expect_flags(flags);
   expect_model(flags.from);
   expect_apart({"--mlx-path", flags.to}, {{"--model", flags.from}});
-  expect_place(flags.to, flags.force, "--mlx-path");
+  expect_place(flags.to, flags.force, "--mlx-path", flags.from);
   const auto encoder = globals.device_or_cpu().make_encoder();
   const Interrupts interrupts("stopping, nothing is written");
   models::Model model = load_model(flags.from, *encoder, globals);

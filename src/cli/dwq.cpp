@@ -208,7 +208,8 @@ void dwq(const Globals& globals, Flags flags) {
   if (!flags.targets_only) {
     inputs.push_back({"--target-dir", flags.targets});
     expect_apart({"--mlx-path", flags.to}, inputs);
-    expect_place(flags.to, flags.force, "--mlx-path");
+    expect_place(flags.to, flags.force, "--mlx-path",
+                 flags.student.empty() ? flags.model : flags.student);
     flags.state.expect({"--mlx-path", flags.to}, inputs, globals);
   }
   const auto tokenizer = formats::Tokenizer::from_directory(flags.model);

@@ -53,7 +53,7 @@ void expect_flags(const Flags& flags) {
   expect_apart({"--mlx-path", flags.to}, {{"--model", flags.model},
                                           {"--data-path", flags.rows.data},
                                           {"--sensitivities", flags.sensitivities}});
-  expect_place(flags.to, flags.force, "--mlx-path");
+  expect_place(flags.to, flags.force, "--mlx-path", flags.model);
   std::error_code reason;
   if (flags.sensitivities.empty() && fs::exists(file_of(flags), reason) && !flags.force) {
     throw Error(Errc::kIo,

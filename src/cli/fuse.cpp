@@ -26,7 +26,7 @@ void fuse(const Globals& globals, const Flags& flags) {
   expect_model(flags.model);
   expect_apart({"--save-path", flags.to},
                {{"--model", flags.model}, {"--adapter-path", flags.adapters}});
-  expect_place(flags.to, flags.force, "--save-path");
+  expect_place(flags.to, flags.force, "--save-path", flags.model);
   const auto encoder = globals.device_or_cpu().make_encoder();
   const models::Model model = load_model(flags.model, flags.adapters, *encoder, globals);
   const bool was_finite = flags.finite.expect(*encoder, model, flags.model + " with its adapters");

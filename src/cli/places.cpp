@@ -74,14 +74,15 @@ std::string last_part(const std::string& path) {
   return whole.filename().string();
 }
 
-void expect_place(const std::string& path, bool force, const std::string& flag) {
+void expect_place(const std::string& path, bool force, const std::string& flag,
+                  const std::string& source) {
   remove_left_over(path);
   std::error_code reason;
   const fs::file_status there = fs::status(path, reason);
   if (fs::exists(there) && !fs::is_directory(there)) {
     throw Error(Errc::kIo, path + ": must be a directory or absent, got a file");
   }
-  if (const std::string fault = formats::replace_fault(path); !fault.empty()) {
+  if (const std::string fault = formats::replace_fault(path, source); !fault.empty()) {
     throw Error(Errc::kIo, path + ": already exists and " + fault +
                                ", so --force does not overwrite it; use another " + flag);
   }

@@ -9,8 +9,10 @@
 namespace mlxtape::cli {
 
 // Of a model's directory that is to be made; what was left over there is taken away. Throws kIo where something is there
-// and force is off, or it holds anything but a model, or nothing can be written there. flag: the one that named it.
-void expect_place(const std::string& path, bool force, const std::string& flag);
+// and force is off, or it holds anything but a model, or nothing can be written there. flag: the one that named it; source:
+// the folder that its companions are to come from.
+void expect_place(const std::string& path, bool force, const std::string& flag,
+                  const std::string& source);
 
 // Writes a model there, with the companions of the folder `source`. What has come there since expect_place is left as it
 // is unless force is on. Throws kIo.

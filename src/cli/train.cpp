@@ -103,7 +103,7 @@ void train(const Globals& globals, Flags flags) {
   const std::vector<Place> inputs = {
       {"--model", flags.model}, {"--config", flags.config}, {"--data", flags.loop.data}};
   expect_apart({"--out", flags.out}, inputs);
-  expect_place(flags.out, flags.force, "--out");
+  expect_place(flags.out, flags.force, "--out", source);
   flags.state.expect({"--out", flags.out}, inputs, globals);
   options.fit.folder = flags.state.folder;
   options.fit.resume = flags.state.resume;

@@ -233,12 +233,12 @@ void replace_folder(Aside& aside, const fs::path& target, const std::string& fol
   if (reason) fail(folder + " must be writable, got " + reason.message());
   aside.is_ours = false;  // from now on others may have found it, and put something there
   // Files may have come since it was first looked at: then it has its name again.
-  if (const std::string fault = replace_fault(old.string()); !fault.empty()) {
+  if (const std::string fault = replace_fault(old.string(), target.string()); !fault.empty()) {
     if (swap_back(aside.path, target, old)) remove_model_files(aside.path.string());
     fail_replace(folder, fault);
   }
   sync_folder(target.parent_path().string(), kWho);
-  remove_model_files(old.string());
+  remove_replaced_model(old.string(), target.string());
 }
 
 // Brings the new folder to its place, which is absent or empty unless it may be replaced.
@@ -267,7 +267,7 @@ void save_model(const std::string& folder, const ModelToSave& model, bool replac
   if (exists && !fs::is_directory(there)) fail(folder + " must be a folder, got a file");
   if (exists && !replace && !fs::is_empty(target, reason))
     fail(folder + " must be empty or absent, got a folder that holds something");
-  const std::string fault = replace ? replace_fault(target.string()) : "";
+  const std::string fault = replace ? replace_fault(target.string(), model.source) : "";
   if (!fault.empty()) fail_replace(folder, fault);
 
   Aside aside(target);

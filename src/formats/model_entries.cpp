@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <string_view>
 
 #include "mlxtape/base/error.h"
 #include "mlxtape/base/files.h"
+#include "mlxtape/base/quote.h"
 #include "mlxtape/base/temporary.h"
 #include "mlxtape/formats/model_directory.h"
 
@@ -18,28 +20,64 @@ namespace fs = std::filesystem;
 
 constexpr const char* kConfig = "config.json";
 constexpr const char* kCard = "README.md";
+constexpr std::size_t kLongestCard = std::size_t{1} << 20U;
 
-// Narrower than what save_model copies: *.py and tokenizer* would fit a user's own scripts and notes.
-constexpr std::array kPatterns = {
-    kConfig,
-    "model.safetensors",
-    "model-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors",
-    "model.safetensors.index.json",
-    "tokenizer*.json",
-    "tokenizer*.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "*.jinja",
-    "*.tiktoken",
-    "generation_config.json",
-    "chat_template.json",
-    "preprocessor_config.json",
-    "configuration_*.py",
-    "modeling_*.py",
-    "tokenization_*.py"};
+constexpr const char *kWeights = "model.safetensors", *kIndex = "model.safetensors.index.json";
+constexpr const char* kShard =
+    "model-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors";
+
+// Narrower than what save_model copies: tokenizer* would fit a user's own notes.
+constexpr std::array kPatterns = {kConfig,
+                                  kWeights,
+                                  kShard,
+                                  kIndex,
+                                  "tokenizer*.json",
+                                  "tokenizer*.model",
+                                  "special_tokens_map.json",
+                                  "added_tokens.json",
+                                  "vocab.json",
+                                  "vocab.txt",
+                                  "merges.txt",
+                                  "chat_template.jinja",
+                                  "*.tiktoken",
+                                  "generation_config.json",
+                                  "chat_template.json",
+                                  "preprocessor_config.json"};
+// What save_model copies along, and people write too.
+constexpr std::array kCopied = {"*.py", "*.jinja"};
+
+// What mlx-lm's cards say, whatever its version; % is any text without a space.
+constexpr std::array kCardLines = {
+    "# %/%",
+    "This model [%](https://huggingface.co/%) was",
+    "The Model [%](https://huggingface.co/%) was",
+    "The Model [%](https://huggingface.co/%) was converted to MLX format from "
+    "[%](https://huggingface.co/%) using mlx-lm version **%**.",
+    "converted to MLX format",
+    "converted to MLX format from [%](https://huggingface.co/%)",
+    "converted to MLX format from [%](https://huggingface.co/%) using mlx-lm version **%**.",
+    "converted to MLX format using mlx-lm version **%**.",
+    "using mlx-lm version **%**.",
+    "Refer to the [original model card](https://huggingface.co/%) for more details on the model.",
+    "## Use with mlx",
+    "```bash",
+    "```python",
+    "```",
+    "pip install mlx-lm",
+    "from mlx_lm import load, generate",
+    "model, tokenizer = load(\"%\")",
+    "prompt = \"hello\"",
+    "prompt=\"hello\"",
+    "if tokenizer.chat_template is not None:",
+    "if hasattr(tokenizer, \"apply_chat_template\") and tokenizer.chat_template is not None:",
+    "messages = [{\"role\": \"user\", \"content\": prompt}]",
+    "prompt = tokenizer.apply_chat_template(",
+    "messages, add_generation_prompt=True",
+    "messages, add_generation_prompt=True, return_dict=False,",
+    "messages, tokenize=False, add_generation_prompt=True",
+    ")",
+    "response = generate(model, tokenizer, prompt=prompt, verbose=True)",
+    "response = generate(model, tokenizer, prompt=\"hello\", verbose=True)"};
 
 bool fits(const std::string& name, const char* pattern) {
   return fnmatch(pattern, name.c_str(), FNM_PERIOD) == 0;
@@ -56,16 +94,68 @@ bool is_model_config(const fs::path& path) {
   }
 }
 
-// As mlx-lm writes it: its library's name in front, and below that nothing, or mlx-lm's own words.
+bool matches(std::string_view pattern, std::string_view text) {
+  if (pattern.empty()) return text.empty();
+  if (pattern.front() != '%') {
+    return !text.empty() && text.front() == pattern.front() &&
+           matches(pattern.substr(1), text.substr(1));
+  }
+  for (std::size_t i = 0;; ++i) {
+    if (matches(pattern.substr(1), text.substr(i))) return true;
+    if (i == text.size() || text[i] == ' ') return false;
+  }
+}
+
+constexpr std::size_t kLongestCardLine = 600;  // of two names of a repository, each twice
+
+bool is_card_line(std::string_view line) {
+  const std::size_t first = line.find_first_not_of(" \t\r");
+  if (first == std::string_view::npos) return true;
+  line = line.substr(first, line.find_last_not_of(" \t\r") + 1 - first);
+  return line.size() <= kLongestCardLine &&
+         std::any_of(kCardLines.begin(), kCardLines.end(),
+                     [&](const char* pattern) { return matches(pattern, line); });
+}
+
+// As mlx-lm writes it: its library's name in front, without remarks, and below that nothing, or mlx-lm's own words and no
+// others.
 bool is_mlx_card(const fs::path& path) {
   try {
-    const std::string text = read_whole(path.string(), "card");
+    const std::string text = read_whole(path.string(), "card", kLongestCard);
     const std::size_t end = text.find("\n---", 3);
     if (!text.starts_with("---\n") || end == std::string::npos) return false;
-    const std::string front = text.substr(0, end + 1), rest = text.substr(end + 4);
-    return front.find("\nlibrary_name: mlx\n") != std::string::npos &&
-           (rest.find_first_not_of(" \r\n") == std::string::npos ||
-            rest.find("using mlx-lm version **") != std::string::npos);
+    const std::string_view front = std::string_view(text).substr(0, end + 1);
+    std::string_view rest = std::string_view(text).substr(end + 4);
+    if (front.find("\nlibrary_name: mlx\n") == std::string_view::npos ||
+        front.find("\n#") != std::string_view::npos) {
+      return false;
+    }
+    while (!rest.empty()) {
+      const std::size_t line = std::min(rest.find('\n'), rest.size());
+      if (!is_card_line(rest.substr(0, line))) return false;
+      rest.remove_prefix(std::min(line + 1, rest.size()));
+    }
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+bool is_weights(const fs::path& path) {
+  try {
+    static_cast<void>(SafetensorsFile(path.string()));
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+bool is_same_file(const fs::path& path, const fs::path& other) {
+  std::error_code reason, none;
+  const auto bytes = fs::file_size(path, reason);
+  if (bytes != fs::file_size(other, none) || reason || none) return false;
+  try {
+    return read_whole(path.string(), "model") == read_whole(other.string(), "model");
   } catch (const Error&) {
     return false;
   }
@@ -76,13 +166,19 @@ bool has_model_name(const std::string& name) {
                      [&](const char* pattern) { return fits(name, pattern); });
 }
 
-bool is_model_file(const fs::path& path) {
+// source: where the model that takes this one's place has its code from; empty: it has none.
+bool is_model_file(const fs::path& path, const std::string& source) {
   const std::string name = path.filename().string();
   std::error_code reason;
   if (fs::symlink_status(path, reason).type() != fs::file_type::regular) return false;
   if (name == kConfig) return is_model_config(path);
   if (name == kCard) return is_mlx_card(path);
-  return has_model_name(name);
+  if (name == kWeights || fits(name, kShard)) return is_weights(path);
+  if (has_model_name(name)) return true;
+  return !source.empty() &&
+         std::any_of(kCopied.begin(), kCopied.end(),
+                     [&](const char* pattern) { return fits(name, pattern); }) &&
+         is_same_file(path, fs::path(source) / name);
 }
 
 std::vector<fs::path> entries_of(const fs::path& folder, std::error_code& reason) {
@@ -96,19 +192,34 @@ std::vector<fs::path> entries_of(const fs::path& folder, std::error_code& reason
 
 }  // namespace
 
-std::string replace_fault(const std::string& folder) {
+std::string replace_fault(const std::string& folder, const std::string& source) {
   std::error_code reason;
   if (!fs::exists(folder, reason)) return "";
   const std::vector<fs::path> entries = entries_of(folder, reason);
   if (reason) return "cannot be read (" + reason.message() + ")";
+  bool has_weights = false, has_shards = false;
   for (const fs::path& entry : entries) {
-    if (is_model_file(entry)) continue;
-    return "contains " + entry.filename().string() +
-           (entry.filename() == kConfig ? ", which is not a model's"
-                                        : ", which is not part of a model");
+    const std::string name = entry.filename().string();
+    has_weights = has_weights || name == kWeights;
+    has_shards = has_shards || fits(name, kShard);
+    if (is_model_file(entry, source)) continue;
+    return "contains " + shown(name) +
+           (name == kConfig ? ", which is not a model's" : ", which is not part of a model");
   }
-  if (entries.empty() || fs::exists(fs::path(folder) / kConfig, reason)) return "";
-  return "has no config.json of a model";
+  if (entries.empty()) return "";
+  const fs::path at = folder;
+  if (!fs::exists(at / kConfig, reason)) return "has no config.json of a model";
+  if (has_weights || (has_shards && fs::exists(at / kIndex, reason))) return "";
+  return has_shards ? std::string("has no ") + kIndex : "has no weights of a model";
+}
+
+void remove_replaced_model(const std::string& folder, const std::string& source) {
+  std::error_code reason;
+  for (const fs::path& entry : entries_of(folder, reason)) {
+    std::error_code ignored;
+    if (is_model_file(entry, source)) fs::remove(entry, ignored);
+  }
+  fs::remove(folder, reason);  // not where something is left
 }
 
 void remove_model_files(const std::string& folder) {
@@ -120,11 +231,10 @@ void remove_model_files(const std::string& folder) {
     const auto copied = [&](const std::string& pattern) {
       return fits(name, pattern.c_str());
     };
+    const bool is_ours = has_model_name(name) || (name == kCard && is_mlx_card(entry)) ||
+                         (!half && std::any_of(companions.begin(), companions.end(), copied));
     std::error_code ignored;
     if (fs::symlink_status(entry, ignored).type() != fs::file_type::regular) continue;
-    const bool is_half = half && has_model_name(name);
-    const bool is_ours = is_model_file(entry) || is_half ||
-                         std::any_of(companions.begin(), companions.end(), copied);
     if (is_ours) fs::remove(entry, ignored);
   }
   fs::remove(folder, reason);  // not where something is left

@@ -59,6 +59,23 @@ refuses 1 "linked: already exists and contains tokenizer.json" $pack4 linked --f
 refuses 1 "configured: already exists and contains config.json, which is not a model's" $pack4 configured --force
 refuses 1 "webapp: already exists and contains .git" $pack4 webapp
 refuses 1 "two: already exists; use --force to overwrite, or another --mlx-path" $pack4 two
+# What only looks like a model: without weights, with code or notes of a user's own.
+mkdir coded handmade && cp two/config.json coded && echo "import torch" >coded/modeling_foo.py && echo "{{ x }}" >coded/prompt.jinja
+cp two/config.json two/tokenizer.json handmade
+cp -r two studied && echo mine >studied/modeling_foo.py
+cp -r two described && printf -- '---\nlibrary_name: mlx\n---\n# me/mine\nusing mlx-lm version **0.28.0**.\n\nMy notes.\n' >described/README.md
+for command in "$pack4" "convert --model packed -d --mlx-path" "$scratch" "$fuse" "$teach" "$pack"; do
+  refuses 1 "coded: already exists and contains modeling_foo.py, which is not part of a model" $command coded --force
+  refuses 1 "handmade: already exists and has no weights of a model" $command handmade --force
+  refuses 1 "studied: already exists and contains modeling_foo.py" $command studied --force
+  refuses 1 "described: already exists and contains README.md" $command described --force
+done
+# Code that came along from the source, and comes again.
+cp -r model own-code && echo "import torch" >own-code/modeling_foo.py
+expect 0 "bits per weight" quantize --model own-code --q-group-size 32 --mlx-path with-code
+expect 0 "bits per weight" quantize --model own-code --q-group-size 32 --mlx-path with-code --force
+same_files own-code/modeling_foo.py with-code/modeling_foo.py "code that comes along"
+refuses 1 "with-code: already exists and contains modeling_foo.py" $pack4 with-code --force
 rm noted/notes.txt
 for command in "$pack4" "convert --model packed -d --mlx-path" "$scratch" "$fuse" "$teach" "$pack"; do
   cp model/generation_config.json noted 2>/dev/null || echo '{}' >noted/generation_config.json

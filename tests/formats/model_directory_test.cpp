@@ -286,12 +286,13 @@ TEST(ModelDirectory, AFolderIsReplacedOnlyWhenAsked) {
 // Whatever a model's folder may hold, by save_model and by mlx-lm.
 void put_model(const fs::path& folder) {
   fs::create_directories(folder);
+  for (const char* name : {"model.safetensors", "model-00001-of-00002.safetensors"}) {
+    write_safetensors((folder / name).string(), {});
+  }
   for (const char* name :
-       {"model.safetensors", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
-        "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+       {"model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
         "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "qwen.tiktoken",
-        "generation_config.json", "chat_template.json", "preprocessor_config.json",
-        "modeling_new.py"}) {
+        "generation_config.json", "chat_template.json", "preprocessor_config.json"}) {
     put(folder / name, "x");
   }
   put(folder / "config.json", R"({"model_type": "qwen3"})");
@@ -314,7 +315,8 @@ TEST(ModelDirectory, OnlyAModelsFolderMayBeReplaced) {
   for (const char* name :
        {"notes.txt", "server.js", "train.py", "model_mine.safetensors", "model-best.safetensors",
         "adapters.safetensors", "state.safetensors", ".gitattributes", ".env.json",
-        "config.json.bak", "tokenizer_notes.txt"}) {
+        "config.json.bak", "tokenizer_notes.txt", "modeling_mine.py", "configuration_mine.py",
+        "tokenization_mine.py", "prompt.jinja", "model-00002-of-00002.safetensors"}) {
     put(folder / "m/" + name, "mine");
     refused(name);
   }
@@ -326,12 +328,9 @@ TEST(ModelDirectory, OnlyAModelsFolderMayBeReplaced) {
   fs::remove(folder / "m/vocab.json");
   fs::create_symlink("../mine", folder / "m/vocab.json");
   refused("vocab.json");
-  put(folder / "m/README.md", "---\nlibrary_name: mlx\n---\n# What I found out\n");
-  refused("README.md");
-  put(folder / "m/README.md",
-      "---\nlibrary_name: mlx\n---\n# m\nconverted to MLX format using mlx-lm version "
-      "**0.28.0**.\n");
-  EXPECT_EQ(replace_fault(m), "");
+  put(folder / "m/model.safetensors", "mine");
+  EXPECT_EQ(replace_fault(m), "contains model.safetensors, which is not part of a model");
+  write_safetensors(folder / "m/model.safetensors", {});
 
   for (const char* text : {R"({"port": 80})", R"({"model_type": 3})", "[]", "{"}) {
     put(folder / "m/config.json", text);
@@ -339,6 +338,82 @@ TEST(ModelDirectory, OnlyAModelsFolderMayBeReplaced) {
   }
   fs::remove(folder / "m/config.json");
   EXPECT_EQ(replace_fault(m), "has no config.json of a model");
+}
+
+TEST(ModelDirectory, AModelHasWeights) {
+  const TempFolder folder;
+  const std::string m = folder / "m";
+  put_model(m);
+  fs::remove(folder / "m/model.safetensors");
+  EXPECT_EQ(replace_fault(m), "");
+  fs::remove(folder / "m/model.safetensors.index.json");
+  EXPECT_EQ(replace_fault(m), "has no model.safetensors.index.json");
+  fs::remove(folder / "m/model-00001-of-00002.safetensors");
+  EXPECT_EQ(replace_fault(m), "has no weights of a model");
+}
+
+TEST(ModelDirectory, CodeIsReplacedByTheSameAlone) {
+  const TempFolder folder;
+  const std::string m = folder / "m", from = folder / "from";
+  ModelToSave model = small_model();
+  model.config.set("model_type", "new");
+  model.source = from;
+  for (const char* name : {"from/modeling_new.py", "from/prompt.jinja"}) {
+    fs::create_directory(from.c_str());
+    put(folder / name, "code");
+  }
+  save_model(m, model);
+  EXPECT_EQ(replace_fault(m), "contains modeling_new.py, which is not part of a model");
+  EXPECT_EQ(replace_fault(m, from), "");
+  save_model(m, model, true);
+  EXPECT_EQ(read_whole(folder / "m/modeling_new.py", "test"), "code");
+  put(folder / "m/modeling_new.py", "mine");  // as long
+  EXPECT_EQ(said(folder, [&] { save_model(m, model, true); }),
+            "model directory: m contains modeling_new.py, which is not part of a model: only a "
+            "model's folder is replaced");
+  EXPECT_EQ(read_whole(folder / "m/modeling_new.py", "test"), "mine");
+  // In the source, and yet not in what is to come.
+  put(folder / "m/modeling_new.py", "code");
+  model.companions = {"*.jinja"};
+  EXPECT_NE(said(folder, [&] { save_model(m, model, true); }).find("contains modeling_new.py"),
+            std::string::npos);
+  EXPECT_EQ(read_whole(folder / "m/modeling_new.py", "test"), "code");
+  EXPECT_EQ(names_in(folder.path), (std::vector<std::string>{"from", "m"}));
+}
+
+TEST(ModelDirectory, ACardIsReplacedAsMlxLmWritesIt) {
+  const TempFolder folder;
+  const std::string m = folder / "m", card = folder / "m/README.md";
+  put_model(m);
+  const std::string front =
+      "---\nlicense: mit\nlanguage:\n- en\nlibrary_name: mlx\nbase_model: a/B\ntags:\n- mlx\n---\n";
+  const std::string body =
+      "\n# mlx-community/B-4bit\n\n"
+      "This model [mlx-community/B-4bit](https://huggingface.co/mlx-community/B-4bit) was\n"
+      "converted to MLX format from [a/B](https://huggingface.co/a/B)\n"
+      "using mlx-lm version **0.26.0**.\n\n## Use with mlx\n\n```bash\npip install "
+      "mlx-lm\n```\n\n"
+      "```python\nfrom mlx_lm import load, generate\n\nmodel, tokenizer = "
+      "load(\"mlx-community/B-4bit\")\n\nprompt = \"hello\"\n\nif tokenizer.chat_template is not "
+      "None:\n    messages = [{\"role\": \"user\", \"content\": prompt}]\n    prompt = "
+      "tokenizer.apply_chat_template(\n        messages, add_generation_prompt=True\n    )\n\n"
+      "response = generate(model, tokenizer, prompt=prompt, verbose=True)\n```\n";
+  for (const std::string& text :
+       {front, front + body,
+        front + "# a/b\nThe Model [a/b](https://huggingface.co/a/b) was converted to MLX format "
+                "from [c/d](https://huggingface.co/c/d) using mlx-lm version **0.16.0**.\r\n"}) {
+    put(card, text);
+    EXPECT_EQ(replace_fault(m), "") << text;
+  }
+  for (const std::string& text :
+       {std::string("# Mine\n"), body, front + "# What I found out\n", front + body + "My notes.\n",
+        front + "My notes.\n" + body, front + body + "# My/notes of this\n",
+        "---\n# mine\nlibrary_name: mlx\n---\n" + body, "---\nlibrary_name: mlx\n--- mine\n",
+        front + "converted to MLX format using mlx-lm version **0.28.0**. Mine\n",
+        front + std::string(1000, '[') + "\n"}) {
+    put(card, text);
+    EXPECT_EQ(replace_fault(m), "contains README.md, which is not part of a model") << text;
+  }
 }
 
 // A user's file that comes while the new folder is written is found before anything is removed.

@@ -83,11 +83,15 @@ struct ModelToSave {
 void save_model(const std::string& folder, const ModelToSave& model, bool replace = false);
 
 // Why a folder must not be replaced by a model, in words that follow its name: "contains notes.txt, which is not part of a
-// model". Empty: it is absent or empty, or a model's: its config.json names a model_type, and every other entry is a file
-// of a name that save_model or mlx-lm gives.
-std::string replace_fault(const std::string& folder);
+// model". Empty: it is absent or empty, or a model's: its config.json names a model_type, it has weights, and every other
+// entry is a file of a name that save_model or mlx-lm gives. Code and templates may be a user's own work whatever their names
+// are: they must be the same, byte for byte, in the folder `source`, from which the new model has them. README.md must be as
+// mlx-lm writes it.
+std::string replace_fault(const std::string& folder, const std::string& source = "");
 
-// Removes a model's files, also those that were half written, and the folder where nothing else is in it.
+// Removes what replace_fault finds nothing wrong with, and the folder where nothing else is in it.
+void remove_replaced_model(const std::string& folder, const std::string& source);
+// Of a folder that save_model has made itself: also what it copies along, and what was half written.
 void remove_model_files(const std::string& folder);
 
 }  // namespace mlxtape::formats
