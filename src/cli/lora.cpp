@@ -159,6 +159,12 @@ void expect_adapters_place(Flags& flags, const Globals& globals) {
                                ": already exists; use --force to overwrite, or another "
                                "--adapter-path");
   }
+  const std::string strange = run.has_state() ? "" : run.strange_result();
+  if (!strange.empty()) {
+    throw Error(Errc::kIo, strange +
+                               ": already exists and is not of adapters, so --force does not " +
+                               "overwrite it; use another --adapter-path");
+  }
 }
 
 struct Test {
@@ -226,6 +232,11 @@ void lora(const Globals& globals, Flags flags) {
   if (flags.train) {
     if (!flags.from.empty()) {
       models::load_adapter_weights(*encoder, model, flags.from, flags.job.lora);
+    }
+    const jobs::RunFolder run(flags.adapters);
+    if (flags.force && !run.has_state()) {  // a link, or of a run that is no more
+      std::error_code ignored;
+      fs::remove(run.best(), ignored);
     }
     with_state(flags.state, globals, [&] {
       Watch watch("lora", options.train.fit.iterations, globals);

@@ -133,6 +133,15 @@ void StateFlags::expect(const Place& out, const std::vector<Place>& inputs,
     expect_apart({"--state", folder}, inputs);
   }
   const bool there = run().has_state();
+  const std::string file = run().state();
+  const std::string fault = there && !jobs::RunFolder::is_state_file(file)
+                                ? file + ": already exists and is not the state of a run"
+                            : beside ? run().new_run_fault()
+                                     : "";
+  if (!fault.empty() && !(there && resume)) {  // a damaged one is told of by who reads it
+    throw Error(Errc::kIo,
+                fault + "; use another " + (beside ? "--state" : out.flag) + ", or move it away");
+  }
   if (there && !resume) {
     throw Error(Errc::kIo, folder + ": contains an unfinished run; use --resume, or delete " +
                                jobs::RunFolder::names_of_state() + " there to start over");

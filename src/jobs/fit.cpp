@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -86,6 +87,11 @@ void Fit::begin() {
     progress_ = state_.read(encoder_, slots_);
     // A state comes before its best: what is missing of that can be only its own.
     const std::int64_t best = progress_.best_step;
+    std::error_code none;
+    if (best < 0 && std::filesystem::exists(state_.folder().best(), none)) {
+      throw wrong(Errc::kIo,
+                  state_.folder().best() + " belongs to another run than the state beside it");
+    }
     if (best >= 0 && !state_.has_best(best)) {
       if (best != progress_.step) {
         throw wrong(Errc::kIo, state_.folder().best() + " must be of step " + std::to_string(best) +

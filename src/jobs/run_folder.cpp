@@ -1,10 +1,12 @@
 #include "mlxtape/jobs/run_folder.h"
 
 #include <filesystem>
+#include <string_view>
 #include <system_error>
 
 #include "checked_file.h"
 #include "mlxtape/base/temporary.h"
+#include "mlxtape/formats/safetensors.h"
 #include "mlxtape/models/lora.h"
 
 namespace mlxtape::jobs {
@@ -17,16 +19,22 @@ namespace {
   throw Error(Errc::kIo, "fit: " + file + ": " + what);
 }
 
-// Of a process that was killed while it wrote a file of a run.
-void remove_left_over(const std::string& folder) {
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
-    const auto temporary = temporary_named(entry.path().filename().string());
-    if (!temporary) continue;
-    if (!temporary->of.ends_with(".safetensors") && !temporary->of.ends_with(".json")) continue;
-    std::error_code failed;
-    fs::remove(entry.path(), failed);
+constexpr std::string_view kDigits = "0123456789";
+
+bool is_safetensors(const std::string& path) {
+  try {
+    static_cast<void>(formats::SafetensorsFile(path));
+    return true;
+  } catch (const Error&) {
+    return false;
   }
+}
+
+// adapters.safetensors, 0000100_adapters.safetensors
+bool is_adapters(const std::string& name) {
+  const std::size_t digits = name.find_first_not_of(kDigits);
+  if (digits == 0 || digits == std::string::npos) return name == models::kAdapterWeights;
+  return digits >= 7 && name.substr(digits) == std::string("_") + models::kAdapterWeights;
 }
 
 }  // namespace
@@ -58,6 +66,64 @@ std::string RunFolder::fault() const {
   }
 }
 
+bool RunFolder::is_state_file(const std::string& path) {
+  try {
+    const formats::SafetensorsFile file(path);
+    const auto format = file.metadata().find("format");
+    return format != file.metadata().end() && format->second.starts_with("mlxtape fit ");
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+bool RunFolder::is_best_file(const std::string& path) {
+  try {
+    const formats::SafetensorsFile file(path);
+    return file.has(formats::kChecksumTensor) && file.metadata().contains("step") &&
+           file.metadata().contains("loss");
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+std::string RunFolder::new_run_fault() const {
+  if (!is_used() || has_state()) return "";
+  for (const std::string& path : {state(), best()}) {
+    std::error_code none;
+    if (!fs::exists(fs::symlink_status(path, none))) continue;
+    return path + ": already exists and belongs to no run here, which would overwrite it";
+  }
+  return "";
+}
+
+std::string RunFolder::strange_result() const {
+  std::error_code reason;
+  std::string first;
+  for (fs::directory_iterator it(path_, reason), end; !reason && it != end; it.increment(reason)) {
+    const std::string name = it->path().filename().string(), path = it->path().string();
+    std::error_code ignored;
+    const bool is_named = name == kBest || is_adapters(name);
+    if (!is_named || it->is_symlink(ignored)) continue;
+    if (name == kBest ? is_best_file(path) : is_safetensors(path)) continue;
+    if (first.empty() || name < first) first = name;
+  }
+  return first.empty() ? "" : file(first);
+}
+
+// Of processes that were killed while they wrote files of a run.
+void RunFolder::remove_half_written() const {
+  std::error_code reason;
+  for (fs::directory_iterator it(path_, reason), end; !reason && it != end; it.increment(reason)) {
+    std::error_code ignored;
+    if (it->symlink_status(ignored).type() != fs::file_type::regular) continue;
+    const auto temporary = temporary_named(it->path().filename().string());
+    if (!temporary) continue;
+    const std::string& of = temporary->of;
+    if (of != kState && of != kBest && of != models::kAdapterConfig && !is_adapters(of)) continue;
+    fs::remove(it->path(), ignored);
+  }
+}
+
 std::string RunFolder::result() const {
   std::error_code reason;
   std::string first;
@@ -76,17 +142,21 @@ void RunFolder::enter() {
   fs::create_directories(path_, wrong);
   if (wrong) fail(path_, "must be a folder, got " + wrong.message());
   lock_ = std::make_shared<FolderLock>(path_);
-  remove_left_over(path_);
+  remove_half_written();
+  if (const std::string fault = new_run_fault(); !fault.empty()) {
+    throw Error(Errc::kIo, "fit: " + fault);
+  }
 }
 
 void RunFolder::remove() const {
   // The state first: a best without one is nothing to go on from.
   for (const std::string& name : {state(), best()}) {
+    if (!(name == state() ? is_state_file(name) : is_best_file(name))) continue;
     std::error_code failed;
     fs::remove(name, failed);
     if (failed) fail(name, "cannot be removed: " + failed.message());
   }
-  remove_left_over(path_);
+  remove_half_written();
   std::error_code not_empty;
   fs::remove(path_, not_empty);
 }

@@ -167,6 +167,36 @@ expect 0 "after step" $tune last --only-last
 same "$(ls last | tr '\n' ' ')" "adapter_config.json adapters.safetensors " "lora --only-last"
 same_files last/adapters.safetensors adapters/adapters.safetensors "lora with --only-last and without"
 
+mkdir -p written
+for name in adapters.safetensors 0000001_adapters.safetensors best.safetensors; do
+  rm -f written/* && cp adapters/adapter_config.json written && echo mine >written/$name
+  refuses 1 "written/$name: already exists and is not of adapters, so --force does not overwrite it" $tune written --force
+done
+
+# ---- a folder for a state ----
+
+mkdir mine && echo precious >mine/best.safetensors
+for command in "$scratch new" "$scratch new --force" "$scratch new --resume" "$tuned new" "$teach new"; do
+  refuses 1 "mine/best.safetensors: already exists and belongs to no run here" $command --state mine
+done
+cp adapters/adapters.safetensors mine/best.safetensors # also one in the right format
+refuses 1 "mine/best.safetensors: already exists and belongs to no run here" $scratch new --state mine
+mv mine/best.safetensors mine/state.safetensors
+refuses 1 "mine/state.safetensors: already exists and is not the state of a run; use another --state" $scratch new --state mine
+mv mine/state.safetensors mine/weights.safetensors && echo mine >mine/other.safetensors.tmp12.0
+ln -s nowhere mine/state.safetensors
+refuses 1 "mine/state.safetensors: already exists" $scratch new --state mine
+rm mine/state.safetensors
+before=$(contents mine)
+expect 0 "after step" $scratch new --state mine
+same "$before" "$(contents mine)" "a user's files in the folder of a state"
+# One that a run did not write, which comes while it is stopped.
+interrupted mine/state.safetensors $scratch later --state mine --iters 100000
+echo precious >mine/best.safetensors
+refuses 1 "mine/best.safetensors belongs to another run than the state beside it" \
+  $scratch later --state mine --iters 100000 --resume
+rm -r mine new
+
 # ---- weights that run away in the last step ----
 
 cp -r model good

@@ -399,14 +399,14 @@ TEST(ModelDirectory, ACardIsReplacedAsMlxLmWritesIt) {
       "tokenizer.apply_chat_template(\n        messages, add_generation_prompt=True\n    )\n\n"
       "response = generate(model, tokenizer, prompt=prompt, verbose=True)\n```\n";
   for (const std::string& text :
-       {front, front + body,
+       std::initializer_list<std::string>{front, front + body,
         front + "# a/b\nThe Model [a/b](https://huggingface.co/a/b) was converted to MLX format "
                 "from [c/d](https://huggingface.co/c/d) using mlx-lm version **0.16.0**.\r\n"}) {
     put(card, text);
     EXPECT_EQ(replace_fault(m), "") << text;
   }
   for (const std::string& text :
-       {std::string("# Mine\n"), body, front + "# What I found out\n", front + body + "My notes.\n",
+       std::initializer_list<std::string>{"# Mine\n", body, front + "# What I found out\n", front + body + "My notes.\n",
         front + "My notes.\n" + body, front + body + "# My/notes of this\n",
         "---\n# mine\nlibrary_name: mlx\n---\n" + body, "---\nlibrary_name: mlx\n--- mine\n",
         front + "converted to MLX format using mlx-lm version **0.28.0**. Mine\n",

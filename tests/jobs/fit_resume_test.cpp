@@ -174,7 +174,7 @@ TEST_P(FitResume, WeightsThatAreNotFiniteAreNotKept) {
         formats::message_of([&] { jobs::fit(encoder(), toy.task(), o); }, Errc::kArgument);
     const std::string begin = "fit: the weights after step 1 must be finite: the tensor ";
     EXPECT_EQ(says.substr(0, begin.size()), begin);
-    EXPECT_FALSE(jobs::has_state(o.folder));
+    EXPECT_FALSE(jobs::RunFolder(o.folder).has_state());
   }
 }
 
@@ -285,12 +285,58 @@ TEST_P(FitResume, AStateIsTakenAway) {
                [&] { run(Toy(encoder(), DType::kF32), fewer); });
   formats::put(o.folder + "/state.safetensors.tmp12.3", "cut");
   formats::put(o.folder + "/mine.txt", "mine");
-  RunFolder(o.folder).remove();
+  jobs::RunFolder(o.folder).remove();
   EXPECT_FALSE(RunFolder(o.folder).has_state());
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(o.folder), {}), 1);
   std::filesystem::remove(o.folder + "/mine.txt");
-  RunFolder(o.folder).remove();  // nothing is there
+  jobs::RunFolder(o.folder).remove();  // nothing is there
   EXPECT_FALSE(std::filesystem::exists(o.folder));
+}
+
+// Files of these names that no run wrote.
+TEST_P(FitResume, WhatIsNotOfARunStays) {
+  FitOptions o = in_folder("mine");
+  o.cosine = false;
+  std::filesystem::create_directory(o.folder);
+  const std::string state = o.folder + "/state.safetensors", best = o.folder + "/best.safetensors";
+  for (const std::string& file : {best, state}) {
+    EXPECT_EQ(jobs::RunFolder(o.folder).new_run_fault(), "");
+    formats::put(file, "mine");
+    EXPECT_FALSE(jobs::RunFolder::is_best_file(file));
+    EXPECT_FALSE(jobs::RunFolder::is_state_file(file));
+    expect_error(Errc::kIo, file, [&] { run(Toy(encoder(), DType::kF32), o); });
+    jobs::RunFolder(o.folder).remove();
+    EXPECT_EQ(read_whole(file, "test"), "mine");
+    std::filesystem::remove(file);
+  }
+  std::filesystem::create_symlink("nowhere", state);
+  EXPECT_EQ(jobs::RunFolder(o.folder).new_run_fault(),
+            state + ": already exists and belongs to no run here, which would overwrite it");
+  std::filesystem::remove(state);
+  for (const char* name :
+       {"/mine.safetensors.tmp12.0", "/a.json.tmp3", "/state.safetensors.tmpx"}) {
+    formats::put(o.folder + name, "mine");
+  }
+  // A run without a validation has no best: one that comes later is not its own.
+  const auto fit_without = [&] {
+    const Toy toy(encoder(), DType::kF32);
+    jobs::FitTask task = toy.task();
+    task.validate = nullptr;
+    jobs::fit(encoder(), task, o);
+  };
+  o.iterations = 2;
+  fit_without();
+  EXPECT_TRUE(jobs::RunFolder::is_state_file(state));
+  formats::put(best, "mine");
+  expect_error(Errc::kIo, "belongs to another run than the state beside it", fit_without);
+  jobs::RunFolder(o.folder).remove();
+  EXPECT_FALSE(std::filesystem::exists(state));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(o.folder), {}), 4);
+  std::filesystem::remove(best);
+  run(Toy(encoder(), DType::kF32), o);
+  EXPECT_TRUE(jobs::RunFolder::is_best_file(best));
+  jobs::RunFolder(o.folder).remove();
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(o.folder), {}), 3);
 }
 
 // ---- the best ----
