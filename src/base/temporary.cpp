@@ -1,11 +1,8 @@
 #include "mlxtape/base/temporary.h"
 
-#include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
-#include <charconv>
 #include <string_view>
 
 namespace mlxtape {
@@ -29,14 +26,7 @@ std::optional<Temporary> temporary_named(const std::string& name) {
   if (rest.empty() || rest.find_first_not_of("0123456789.") != std::string_view::npos) {
     return std::nullopt;
   }
-  Temporary found{name.substr(0, at)};
-  int process = 0;
-  const auto [stopped, wrong] = std::from_chars(rest.data(), rest.data() + rest.size(), process);
-  const bool is_whole = wrong == std::errc{} && stopped != rest.data() + rest.size();
-  if (is_whole && *stopped == '.') found.process = process;
-  return found;
+  return Temporary{name.substr(0, at)};
 }
-
-bool Temporary::lives() const { return process > 0 && (::kill(process, 0) == 0 || errno == EPERM); }
 
 }  // namespace mlxtape

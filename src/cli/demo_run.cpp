@@ -188,9 +188,8 @@ void Demo::enter() {
   put("demo.json", "{}\n");  // from now on it is a demo's
   for (const char* name : {"demo.json", "report.html", kProgress, "tokenizer/tokenizer.json",
                            "tokenizer/tokenizer_config.json"}) {
-    remove_left_over(path(name));
+    remove_half_written(path(name));
   }
-  for (const char* name : kDemoModels) remove_left_over(path(name));
   for (const char* folder : {"tokenizer", kState}) {
     if (!reason) fs::create_directories(path(folder), reason);
   }

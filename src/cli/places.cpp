@@ -2,7 +2,6 @@
 
 #include <filesystem>
 #include <optional>
-#include <string_view>
 
 #include <unistd.h>
 
@@ -17,13 +16,10 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr std::string_view kOld = ".old";
-
-// Is it what a process that lives no more has left of this? Also what it replaced, with ".old" behind the name.
-bool is_left_over(std::string name, const std::string& of) {
-  if (name.ends_with(kOld)) name.resize(name.size() - kOld.size());
+// What a process that was killed has left of a file.
+bool is_half_written(const std::string& name, const std::string& of) {
   const std::optional<Temporary> temporary = temporary_named(name);
-  return temporary && temporary->of == of && temporary->process != 0 && !temporary->lives();
+  return temporary && temporary->of == of;
 }
 
 // Without links, dots and a slash at the end, as far as it is there.
@@ -76,7 +72,7 @@ std::string last_part(const std::string& path) {
 
 void expect_place(const std::string& path, bool force, const std::string& flag,
                   const std::string& source) {
-  remove_left_over(path);
+  formats::restore_moved_model(path);
   std::error_code reason;
   const fs::file_status there = fs::status(path, reason);
   if (fs::exists(there) && !fs::is_directory(there)) {
@@ -100,7 +96,6 @@ void expect_place(const std::string& path, bool force, const std::string& flag,
 
 void save_result(const models::Model& model, const std::string& path, const std::string& source,
                  bool force) {
-  remove_left_over(path);
   std::error_code reason;
   if (!force && fs::exists(path, reason)) {
     throw Error(Errc::kIo, path + ": was made by another run meanwhile, and is left as it is");
@@ -128,20 +123,21 @@ void expect_apart(const Place& output, const std::vector<Place>& inputs) {
   }
 }
 
-void remove_left_over(const std::string& path) {
+void remove_half_written(const std::string& path) {
   const fs::path whole = true_path(path);
   std::error_code reason;
-  for (const auto& entry : fs::directory_iterator(whole.parent_path(), reason)) {
-    if (!is_left_over(entry.path().filename().string(), whole.filename().string())) continue;
+  std::vector<fs::path> found;
+  for (fs::directory_iterator it(whole.parent_path(), reason), end; !reason && it != end;
+       it.increment(reason)) {
     std::error_code ignored;
-    // Killed between two renames: what was to be replaced has its name again.
-    if (entry.path().string().ends_with(kOld) && !fs::exists(whole, ignored)) {
-      fs::rename(entry.path(), whole, ignored);
-    } else if (fs::is_directory(entry.symlink_status(ignored))) {
-      formats::remove_model_files(entry.path().string());
-    } else {
-      fs::remove(entry.path(), ignored);
+    const bool is_file = it->symlink_status(ignored).type() == fs::file_type::regular;
+    if (is_file && is_half_written(it->path().filename().string(), whole.filename().string())) {
+      found.push_back(it->path());
     }
+  }
+  for (const fs::path& each : found) {
+    std::error_code ignored;
+    fs::remove(each, ignored);
   }
 }
 

@@ -8,9 +8,9 @@
 
 namespace mlxtape::cli {
 
-// Of a model's directory that is to be made; what was left over there is taken away. Throws kIo where something is there
-// and force is off, or it holds anything but a model, or nothing can be written there. flag: the one that named it; source:
-// the folder that its companions are to come from.
+// Of a model's directory that is to be made. Throws kIo where something is there and force is off, or it holds anything but a
+// model, or nothing can be written there. flag: the one that named it; source: the folder that its companions are to come
+// from. Nothing is touched, but one that a process had moved aside when it was killed has its name again.
 void expect_place(const std::string& path, bool force, const std::string& flag,
                   const std::string& source);
 
@@ -28,9 +28,9 @@ struct Place {
 // by whatever links and dots it is named: writing it would take the input away. An input without a path is none.
 void expect_apart(const Place& output, const std::vector<Place>& inputs);
 
-// Takes away what processes that live no more have left of this path: <path>.tmp<process>.<number>. One that was killed
-// while it replaced the path may have left the old one beside it: that is brought back.
-void remove_left_over(const std::string& path);
+// Takes away what a process that was killed has left of a file: <path>.tmp<process>.<number>. For folders that nobody else is
+// in meanwhile (FolderLock).
+void remove_half_written(const std::string& path);
 
 // "my-model" of "models/my-model/".
 std::string last_part(const std::string& path);

@@ -5,10 +5,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <span>
+#include <system_error>
 
+#include "left_overs.h"
 #include "mlxtape/base/error.h"
 #include "mlxtape/base/files.h"
 #include "mlxtape/base/quote.h"
@@ -174,6 +178,7 @@ void write_model(const fs::path& folder, const ModelToSave& model) {
 
 // A new folder beside the target; taken away again unless it has become the target.
 struct Aside {
+  std::unique_ptr<Mark> mark;
   fs::path path;
   bool is_ours = true;  // what lies there was made here
 
@@ -182,7 +187,11 @@ struct Aside {
     fs::create_directories(target.parent_path(), reason);
     do {
       path = temporary_path(target.string());
-    } while (!reason && !fs::create_directory(path, reason));
+      mark = std::make_unique<Mark>();
+      if (!reason && !mark->set(path) && errno != EEXIST) {
+        reason = {errno, std::generic_category()};
+      }
+    } while (!reason && !(mark->is_set() && fs::create_directory(path, reason)));
     if (reason) fail(target.string() + " must be writable, got " + reason.message());
   }
   Aside(const Aside&) = delete;
@@ -270,6 +279,7 @@ void save_model(const std::string& folder, const ModelToSave& model, bool replac
   const std::string fault = replace ? replace_fault(target.string(), model.source) : "";
   if (!fault.empty()) fail_replace(folder, fault);
 
+  remove_left_overs(target);
   Aside aside(target);
   write_model(aside.path, model);
   place(aside, target, folder, replace);

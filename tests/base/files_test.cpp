@@ -254,16 +254,10 @@ TEST(Temporary, IsKnownByItsName) {
   const auto ours = temporary_named(fs::path(one).filename().string());
   ASSERT_TRUE(ours);
   EXPECT_EQ(ours->of, "model.safetensors");
-  EXPECT_EQ(ours->process, getpid());
-  EXPECT_TRUE(ours->lives());
   const auto of_none = temporary_named("x.tmp12");
   ASSERT_TRUE(of_none);
   EXPECT_EQ(of_none->of, "x");
-  EXPECT_EQ(of_none->process, 0);
-  EXPECT_FALSE(of_none->lives());
   EXPECT_EQ(temporary_named("x.tmp.tmp1.2")->of, "x.tmp");
-  EXPECT_EQ(temporary_named("x.tmp99999999999.2")->process, 0);
-  EXPECT_FALSE((Temporary{"x", 1 << 30}).lives());
   for (const char* name : {"x", "x.tmp", "x.tmpl", "x.tmp1a", ".tmp1.2", "x.tmp1.2.old", ""}) {
     EXPECT_FALSE(temporary_named(name)) << name;
   }

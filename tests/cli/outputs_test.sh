@@ -83,13 +83,21 @@ for command in "$pack4" "convert --model packed -d --mlx-path" "$scratch" "$fuse
 done
 same "$(ls -d noted*)" noted "folders beside one that was replaced"
 
-# What a process that was killed had put aside is removed but for what is not a model's.
-dead=$(sh -c 'echo $$')
-cp -r two "swept.tmp$dead.0" && cp -r webapp "swept.tmp$dead.1"
+# What a process that was killed had put aside is removed but for what is not a model's, once there is a new model. A folder
+# whose name alone is like that stays, and a command that is refused removes nothing.
+cp -r two swept.tmp123.0 && cp -r webapp swept.tmp123.1 && cp -r two vict.tmp999999.2024
+echo "mlxtape makes a model here" | tee swept.tmp123.0.lock >swept.tmp123.1.lock
+for name in swept vict; do
+  refuses 2 "--q-bits" $pack4 $name --q-bits 7
+  refuses 1 "must hold" $tuned $name --data swept.tmp123.0
+done
+before=$(contents vict.tmp999999.2024)
 expect 0 "bits per weight" $pack4 swept
-[ ! -e "swept.tmp$dead.0" ] || complain "a folder of a killed process is left"
-[ -e "swept.tmp$dead.1/server.js" ] && [ -e "swept.tmp$dead.1/.git/HEAD" ] || complain "a user's files are gone"
-rm -r "swept.tmp$dead.1"
+expect 0 "bits per weight" $pack4 vict
+same "$before" "$(contents vict.tmp999999.2024)" "a model of a user's own beside one that was made"
+[ ! -e swept.tmp123.0 ] || complain "a folder of a killed process is left"
+[ -e swept.tmp123.1/server.js ] && [ -e swept.tmp123.1/.git/HEAD ] || complain "a user's files are gone"
+rm -r swept.tmp123.1 vict.tmp999999.2024
 
 # A demo replaces demos alone.
 mkdir -p own/full other && echo '{"mine": 1}' >other/demo.json

@@ -1,8 +1,10 @@
 #include "mlxtape/formats/model_directory.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -467,6 +469,76 @@ TEST(ModelDirectory, TwoRunsThatMakeOneFolder) {
   EXPECT_EQ(last, "model directory: m was made by another run meanwhile, and is left as it is");
   EXPECT_EQ(read_whole(folder / "m/vocab.json", "test"), "x");
   EXPECT_EQ(names_in(folder.path), std::vector<std::string>{"m"});
+}
+
+// What a process that was killed has left: known by its mark, which nobody holds any more.
+TEST(ModelDirectory, WhatAKilledProcessLeftIsTakenAway) {
+  const TempFolder folder;
+  const std::string text = "mlxtape makes a model here\n";
+  const auto names = [&] {
+    return names_in(folder.path);
+  };
+  // Of a name like ours, and without a mark, or with another's.
+  put_model(folder / "m.tmp999999.2024");
+  put_model(folder / "m.tmp999999.3");
+  put(folder / "m.tmp999999.3.lock", "mine\n");
+  put_model(folder / "n.tmp999999.4");
+  put(folder / "n.tmp999999.4.lock", text);
+  put(folder / "m.tmp999999.x.lock", text);
+  const std::vector<std::string> others = names();
+  // With one that somebody holds.
+  put_model(folder / "m.tmp999999.5");
+  put(folder / "m.tmp999999.5.lock", text);
+  const int held = open((folder / "m.tmp999999.5.lock").c_str(), O_RDONLY);
+  ASSERT_EQ(flock(held, LOCK_EX), 0);
+  save_model(folder / "m", small_model());
+  EXPECT_EQ(names().size(), others.size() + 3);
+  close(held);
+  put(folder / "m.tmp999999.5/notes.txt", "mine");
+  put_model(folder / "m.tmp999999.5.old");
+  save_model(folder / "m", small_model(), true);
+  fs::remove_all(folder / "m");
+  EXPECT_EQ(names_in(folder / "m.tmp999999.5"), std::vector<std::string>{"notes.txt"});
+  fs::remove_all(folder / "m.tmp999999.5");
+  EXPECT_EQ(names(), others);
+
+  // What was moved aside, between two renames.
+  put_model(folder / "m.tmp999999.6.old");
+  restore_moved_model(folder / "m");
+  EXPECT_FALSE(fs::exists(folder / "m"));
+  put(folder / "m.tmp999999.6.lock", text);
+  restore_moved_model((folder / "m") + "/");
+  EXPECT_EQ(replace_fault(folder / "m"), "");
+  EXPECT_FALSE(fs::exists(folder / "m.tmp999999.6.old"));
+  put_model(folder / "m.tmp999999.6.old");
+  restore_moved_model(folder / "m");  // it is there
+  EXPECT_TRUE(fs::exists(folder / "m.tmp999999.6.old"));
+  fs::remove_all(folder / "m");
+  save_model(folder / "m", small_model());  // the old one stays as long as there is none
+  EXPECT_TRUE(fs::exists(folder / "m.tmp999999.6.old"));
+  save_model(folder / "m", small_model(), true);
+  fs::remove_all(folder / "m");
+  EXPECT_EQ(names(), others);
+
+  const pid_t child = fork();
+  if (child == 0) {
+    ModelToSave large = small_model();
+    large.tensors = {{"large", floats(1 << 26, 0)}};
+    try {
+      for (;;) save_model(folder / "m", large, true);
+    } catch (...) {
+      _exit(1);
+    }
+  }
+  while (names().size() < others.size() + 2) continue;  // a folder and its mark
+  kill(child, SIGKILL);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_GT(names().size(), others.size());
+  save_model(folder / "m", small_model(), fs::exists(folder / "m"));
+  fs::remove_all(folder / "m");
+  EXPECT_EQ(names(), others);
 }
 
 TEST(ModelDirectory, RemovesAModelsFilesAlone) {

@@ -13,9 +13,7 @@ namespace mlxtape {
 std::string temporary_path(const std::string& path);
 
 struct Temporary {
-  std::string of;      // <name>
-  int process = 0;     // that made it; 0: it is not said
-  bool lives() const;  // whether there is such a process
+  std::string of;  // <name>
 };
 // Of a file's name without its folders; none: it is not temporary.
 std::optional<Temporary> temporary_named(const std::string& name);

@@ -78,9 +78,14 @@ struct ModelToSave {
 //
 // The folder is made beside its place and renamed when all of it is on the disk. A folder that is not empty is refused; with
 // `replace` the two are exchanged once the new one is complete, and the old one's files are removed, if replace_fault finds
-// nothing then either. After an error everything is as it was; if the machine stops between two renames, on a file system that
-// cannot exchange names, the old folder lies beside its place, its name ending in .old.
+// nothing then either. After an error everything is as it was. A process that is killed leaves <folder>.tmp<process>.<number>
+// beside it, and <...>.lock, by which the next save_model knows that it is nobody's any more and takes it away; what has no
+// such file stays. If the machine stops between two renames, on a file system that cannot exchange names, the old folder lies
+// there too, its name ending in .old.
 void save_model(const std::string& folder, const ModelToSave& model, bool replace = false);
+
+// Gives a folder that is missing its name again, where a process that was killed has moved it aside as above.
+void restore_moved_model(const std::string& folder);
 
 // Why a folder must not be replaced by a model, in words that follow its name: "contains notes.txt, which is not part of a
 // model". Empty: it is absent or empty, or a model's: its config.json names a model_type, it has weights, and every other
