@@ -32,6 +32,7 @@ bool is_demo(const std::string& file) {
 // A folder that is there must be a demo's: models in it are replaced.
 void expect_place(const Globals& globals, const DemoFlags& flags) {
   const std::string& out = flags.out;
+  expect_directory_or_none(out);
   const bool goes_on = has_demo_state(out);
   if (goes_on && !flags.resume) {
     throw Error(Errc::kIo, out +

@@ -204,7 +204,10 @@ void dwq(const Globals& globals, Flags flags) {
   expect_flags(flags);
   std::vector<Place> inputs = {
       {"--model", flags.model}, {"--quantized-model", flags.student}, {"--data-path", flags.data}};
-  if (!flags.targets.empty()) expect_apart({"--target-dir", flags.targets}, inputs);
+  if (!flags.targets.empty()) {
+    expect_apart({"--target-dir", flags.targets}, inputs);
+    expect_directory_or_none(flags.targets);
+  }
   if (!flags.targets_only) {
     inputs.push_back({"--target-dir", flags.targets});
     expect_apart({"--mlx-path", flags.to}, inputs);

@@ -140,12 +140,10 @@ void expect_adapters_place(Flags& flags, const Globals& globals) {
   expect_apart(out, {{"--model", flags.model},
                      {"--data", flags.loop.data},
                      {"--resume-adapter-file", flags.from}});
+  expect_directory_or_none(flags.adapters);
   flags.state.folder = flags.adapters;
   flags.state.expect(out, {}, globals);
   std::error_code reason;
-  if (fs::exists(flags.adapters, reason) && !fs::is_directory(flags.adapters, reason)) {
-    throw Error(Errc::kIo, flags.adapters + ": must be a folder or absent, got a file");
-  }
   const jobs::RunFolder run(without_slash(flags.adapters));
   const std::string config = run.adapter_config();
   if (fs::exists(config, reason) && !is_adapter_config(config)) {

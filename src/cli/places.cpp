@@ -70,19 +70,30 @@ std::string last_part(const std::string& path) {
   return whole.filename().string();
 }
 
+void expect_directory_or_none(const std::string& path) {
+  const std::string plain = without_slash(path);  // "file/" is no file to the system
+  std::error_code reason;
+  const fs::file_status there = fs::status(plain, reason);
+  if (fs::is_directory(there)) return;
+  if (fs::exists(there)) {
+    throw Error(Errc::kIo, path + ": must be a directory or absent, got a file");
+  }
+  if (fs::is_symlink(fs::symlink_status(plain, reason))) {
+    throw Error(Errc::kIo, path + ": must be a directory or absent, got a link to nothing");
+  }
+}
+
 void expect_place(const std::string& path, bool force, const std::string& flag,
                   const std::string& source) {
   formats::restore_moved_model(path);
+  expect_directory_or_none(path);
   std::error_code reason;
-  const fs::file_status there = fs::status(path, reason);
-  if (fs::exists(there) && !fs::is_directory(there)) {
-    throw Error(Errc::kIo, path + ": must be a directory or absent, got a file");
-  }
+  const bool is_there = fs::exists(path, reason);
   if (const std::string fault = formats::replace_fault(path, source); !fault.empty()) {
     throw Error(Errc::kIo, path + ": already exists and " + fault +
                                ", so --force does not overwrite it; use another " + flag);
   }
-  if (fs::exists(there) && !force) {
+  if (is_there && !force) {
     throw Error(Errc::kIo, path + ": already exists; use --force to overwrite, or another " + flag);
   }
   fs::path folder = true_path(path);

@@ -8,6 +8,9 @@
 
 namespace mlxtape::cli {
 
+// Throws kIo where a file is, or a link that leads nowhere.
+void expect_directory_or_none(const std::string& path);
+
 // Of a model's directory that is to be made. Throws kIo where something is there and force is off, or it holds anything but a
 // model, or nothing can be written there. flag: the one that named it; source: the folder that its companions are to come
 // from. Nothing is touched, but one that a process had moved aside when it was killed has its name again.

@@ -132,6 +132,7 @@ void StateFlags::expect(const Place& out, const std::vector<Place>& inputs,
     expect_apart(out, {{"--state", folder}});
     expect_apart({"--state", folder}, inputs);
   }
+  expect_directory_or_none(folder);
   const bool there = run().has_state();
   const std::string file = run().state();
   const std::string fault = there && !jobs::RunFolder::is_state_file(file)

@@ -154,6 +154,22 @@ same_files hub/blobs/whole/model.safetensors model/model.safetensors "what an in
 # A folder of its own inside an input takes nothing away.
 expect 0 "bits per weight" $pack4 model/q4 && rm -r model/q4
 
+# ---- an output that cannot be made ----
+
+echo x >afile && ln -s nowhere astray
+for command in "$pack4" "convert --model packed -d --mlx-path" "$scratch" "$tuned" "$fuse" "$teach" "$pack" "$tune"; do
+  for name in afile afile/ afile//; do
+    refuses 1 "$name: must be a directory or absent, got a file" $command $name --force
+  done
+  refuses 1 "astray: must be a directory or absent, got a link to nothing" $command astray --force
+done
+refuses 1 "afile/: must be a directory or absent, got a file" $scratch new --state afile/
+refuses 1 "astray: must be a directory or absent" $teach new --state astray
+refuses 1 "afile/: must be a directory or absent, got a file" demo $on --iters 2 --cases 5 --out afile/
+refuses 1 "astray: must be a directory or absent" demo $on --iters 2 --cases 5 --out astray
+refuses 1 "afile/: must be a directory or absent, got a file" $teach new --target-dir afile/
+rm afile astray
+
 # ---- adapters ----
 
 mkdir tuned && echo '{"mine": 1}' >tuned/adapter_config.json
