@@ -44,6 +44,9 @@ struct ModelConfig {
   DType dtype = DType::kF32;
 };
 
+// Throws kIo where a file is that no benchmark has written: one that has is written over.
+void expect_report_or_none(const std::string& path);
+
 // Prints a table as it goes; the JSON file is brought up to date after every row.
 void run_ops(Device& device, const BenchConfig& config, std::ostream& out);
 

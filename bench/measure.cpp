@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <ctime>
+#include <filesystem>
 
+#include "mlxtape/base/error.h"
 #include "mlxtape/base/files.h"
 #include "mlxtape/core/threads.h"
 
@@ -39,7 +41,24 @@ std::string today() {
   return text;
 }
 
+void expect_report_or_none(const std::string& path) {
+  std::error_code none;
+  if (path.empty() || !std::filesystem::is_regular_file(path, none)) return;  // a pipe may be one
+  bool is_report = std::filesystem::file_size(path, none) == 0;
+  try {
+    const Json json = is_report ? Json() : Json::read_file(path, "bench");
+    const Json* rows = json.is_object() ? json.find("rows") : nullptr;
+    is_report = is_report || (rows != nullptr && rows->is_array());
+  } catch (const Error&) {  // something else
+  }
+  if (is_report) return;
+  throw Error(Errc::kIo, "bench: " + path +
+                             ": already exists and holds no results of a benchmark, so it is not "
+                             "overwritten; use another place, or move it away");
+}
+
 Report::Report(const Device& device, const BenchConfig& config) : path_(config.json_path) {
+  expect_report_or_none(path_);
   write();  // an hour later would be late to find out
   head_ = Json::Object{{"schema", 1},
                        {"machine", device.name()},

@@ -150,6 +150,9 @@ void run_all(const Globals& globals, Flags& flags) {
       throw Error(Errc::kIo, "bench: " + flags.folder +
                                  ": must be a folder, or be made one: " + failed.message());
     }
+    for (const char* name : {"ops.json", "model.json", "model-4bit.json"}) {
+      bench::expect_report_or_none(flags.folder + "/" + name);
+    }
   }
   const auto write_to = [&](const char* name) {
     if (!flags.folder.empty()) config.json_path = flags.folder + "/" + name;

@@ -39,6 +39,19 @@ std::string file_of(const Flags& flags) {
       .string();
 }
 
+// With --force only a file of their kind is replaced.
+void expect_sensitivities_or_none(const std::string& file) {
+  std::error_code reason;
+  if (!fs::exists(file, reason)) return;
+  try {
+    static_cast<void>(jobs::read_sensitivities(file));
+  } catch (const Error& e) {
+    throw Error(Errc::kIo, std::string(e.what()) +
+                               "; it is no list of sensitivities, so --force does not overwrite " +
+                               "it: move it away");
+  }
+}
+
 void expect_flags(const Flags& flags) {
   if (flags.sensitivities.empty() && flags.rows.data.empty()) {
     called_wrongly(
@@ -60,6 +73,7 @@ void expect_flags(const Flags& flags) {
                 file_of(flags) +
                     ": already exists; use it with --sensitivities, or --force to measure again");
   }
+  if (flags.sensitivities.empty()) expect_sensitivities_or_none(file_of(flags));
 }
 
 jobs::Sensitivities measure(CommandEncoder& encoder, const models::Model& model,
@@ -80,7 +94,9 @@ jobs::Sensitivities measure(CommandEncoder& encoder, const models::Model& model,
   };
   const jobs::Sensitivities values = jobs::sensitivities(encoder, model, rows, options);
   if (Interrupts::asked()) throw Exit{kInterrupted};
-  jobs::write_sensitivities(file_of(flags), values);
+  // Of those that are there already the place is taken once there is a model: what is measured must not be lost either way.
+  std::error_code reason;
+  if (!fs::exists(file_of(flags), reason)) jobs::write_sensitivities(file_of(flags), values);
   return values;
 }
 
@@ -105,6 +121,7 @@ void dynamic_quant(const Globals& globals, const Flags& flags) {
       models::quantize_model(*encoder, model, chosen.rule, flags.packing.rounding);
   encoder->commit_and_wait();
   save_result(packed, flags.to, flags.model, flags.force);
+  if (flags.sensitivities.empty()) jobs::write_sensitivities(file_of(flags), values);
 
   jobs::Evaluation e;
   if (flags.report) {

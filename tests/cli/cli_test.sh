@@ -77,6 +77,15 @@ expect 0 "decode, 1 after" bench --filter "$row" --model "$here/../parity/golden
 for file in ops model model-4bit; do
   [ -s "$folder/results/$file.json" ] || complain "bench --out wrote no $file.json"
 done
+expect 0 "$row" bench ops --filter "$row" --seconds 0.01 --json "$folder/results/ops.json"
+for text in mine '{"mine": 1}' '[1]' '{"rows": 1}'; do
+  echo "$text" >"$folder/results/model-4bit.json"
+  expect 1 "results/model-4bit.json: already exists and holds no results of a benchmark" \
+    bench --filter "$row" --seconds 0.001 --out "$folder/results"
+  expect 1 "results/model-4bit.json: already exists and holds no results of a benchmark" \
+    bench ops --filter "$row" --seconds 0.001 --json "$folder/results/model-4bit.json"
+  same "$(cat "$folder/results/model-4bit.json")" "$text" "a file that no benchmark wrote"
+done
 expect 1 "results/ops.json" bench --filter "$row" --seconds 0.001 --out "$folder/results/ops.json"
 expect 2 "must match a row" bench --filter 'no such row'
 expect 1 "must be writable" bench ops --filter "$row" --seconds 0.01 --json "$folder/no/such/file"

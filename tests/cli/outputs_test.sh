@@ -197,6 +197,24 @@ for name in adapters.safetensors 0000001_adapters.safetensors best.safetensors; 
   refuses 1 "written/$name: already exists and is not of adapters, so --force does not overwrite it" $tune written --force
 done
 
+# ---- sensitivities ----
+
+measure="${pack% --sensitivities*} --data-path data --sequence-length 16"
+mv model_sensitivities.json kept.json
+for text in '{"mine": 1}' '["mine"]' mine; do
+  echo "$text" >model_sensitivities.json
+  refuses 1 "it is no list of sensitivities, so --force does not overwrite it" $measure --mlx-path dynamic --force
+done
+cp kept.json model_sensitivities.json
+# What is there is replaced only once there is a model.
+sed 's/\[\[/[["other", 1], [/' kept.json >model_sensitivities.json
+cp model_sensitivities.json before.json
+(ulimit -f 8 && "$program" $measure --mlx-path dynamic --force --quiet) >out 2>&1
+same $? 1 "dynamic-quant on a full disk"
+same_files model_sensitivities.json before.json "sensitivities of before, where no model was made"
+expect 0 "bits per weight" $measure --mlx-path dynamic --force
+same_files model_sensitivities.json kept.json "sensitivities that were measured again"
+
 # ---- a folder for a state ----
 
 mkdir mine && echo precious >mine/best.safetensors
