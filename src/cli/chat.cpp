@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <memory>
 #include <optional>
 
@@ -34,14 +35,11 @@ const char* const kHelp =
     "/exit   leave; so does the end of the input (Ctrl-D)\n"
     "Ctrl-C stops an answer.";
 
+constexpr std::size_t kMostOfLine = std::size_t{64} << 20U;
+
 // Lines of stdin; nothing at its end and on SIGTERM.
 class Lines {
  public:
-  ~Lines() { std::free(line_); }
-  Lines() = default;
-  Lines(const Lines&) = delete;
-  Lines& operator=(const Lines&) = delete;
-
   std::optional<std::string> next() {
     for (;;) {
       if (terminal_) {
@@ -49,9 +47,8 @@ class Lines {
         std::fflush(stdout);
       }
       errno = 0;
-      const ssize_t length = ::getline(&line_, &size_, stdin);
-      if (length >= 0) {
-        std::string text(line_, static_cast<std::size_t>(length));
+      std::string text;
+      if (read(text)) {
         while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
         return text;
       }
@@ -66,9 +63,20 @@ class Lines {
   }
 
  private:
+  // A line with its end, or what is there before the input ends; false: nothing is.
+  static bool read(std::string& text) {
+    for (int c = 0; (c = ::getc_unlocked(stdin)) != EOF;) {
+      if (text.size() == kMostOfLine) {
+        throw Error(Errc::kIo, "stdin: a line must have at most " + std::to_string(kMostOfLine) +
+                                   " bytes, got more");
+      }
+      text.push_back(static_cast<char>(c));
+      if (c == '\n') return true;
+    }
+    return !text.empty();
+  }
+
   bool terminal_ = ::isatty(STDIN_FILENO) != 0 && ::isatty(STDOUT_FILENO) != 0;
-  char* line_ = nullptr;
-  std::size_t size_ = 0;
 };
 
 struct Totals {

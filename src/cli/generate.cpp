@@ -1,8 +1,8 @@
 // generate: text from one or several prompts.
 #include <CLI/CLI.hpp>
 
-#include <iostream>
-#include <iterator>
+#include <array>
+#include <cstdio>
 #include <memory>
 
 #include "command.h"
@@ -36,11 +36,24 @@ std::string unescaped(std::string text) {
   return text;
 }
 
+// All of it, of which there may be as much as of a file.
+std::string read_stdin() {
+  std::string text;
+  std::array<char, std::size_t{1} << 16U> piece{};
+  while (const std::size_t got = std::fread(piece.data(), 1, piece.size(), stdin)) {
+    if (text.size() + got > kMaxReadBytes) {
+      throw Error(Errc::kIo, "--prompt -: stdin must have at most " +
+                                 std::to_string(kMaxReadBytes) + " bytes, got more");
+    }
+    text.append(piece.data(), got);
+  }
+  return text;
+}
+
 std::vector<std::string> read_prompts(const Flags& flags) {
   std::vector<std::string> prompts;
   for (const std::string& prompt : flags.prompts) {
-    prompts.push_back(prompt == "-" ? std::string(std::istreambuf_iterator<char>(std::cin), {})
-                                    : unescaped(prompt));
+    prompts.push_back(prompt == "-" ? read_stdin() : unescaped(prompt));
   }
   for (const std::string& file : flags.files) prompts.push_back(read_whole(file, "--prompt-file"));
   // As the tokenizer takes them.

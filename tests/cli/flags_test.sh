@@ -193,6 +193,22 @@ if command -v script >/dev/null 2>&1; then
   grep -q "reading the prompt  [0-9]*/$count " typed || complain "no progress of a long prompt: $(head -c 2000 typed)"
 fi
 
+# ---- an input without an end ----
+
+# endless <text> <arguments...>: /dev/zero on stdin
+endless() {
+  text=$1
+  shift
+  "$program" "$@" </dev/zero >out 2>err
+  same $? 1 "$* </dev/zero"
+  same "$(wc -l <err)" 1 "lines of the error of $* </dev/zero"
+  grep -q "^mlxtape: $text" err || complain "$* </dev/zero: $(head -c 300 err)"
+}
+endless "stdin: a line must have at most 67108864 bytes, got more" chat $on --model short -m 1 --quiet
+endless "--prompt -: stdin must have at most 536870912 bytes, got more" generate $on --model model -p - -m 1 --quiet
+same "$(printf '12+3' | "$program" generate $on --model model -p - -m 3 --quiet)" \
+  "$("$program" generate $on --model model -p 12+3 -m 3 --quiet)" "a prompt from stdin"
+
 # ---- new ----
 
 expect 0 "mlxtape train --config 'a b/config.json' --from-scratch --data 'a b/data'" new "a b" --samples 40
