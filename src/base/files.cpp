@@ -15,6 +15,7 @@
 
 #include "mlxtape/base/error.h"
 #include "mlxtape/base/mapped_ranges.h"
+#include "mlxtape/base/quote.h"
 #include "mlxtape/base/temporary.h"
 
 namespace mlxtape {
@@ -190,7 +191,7 @@ MappedFile::MappedFile(const std::string& path, const char* who) {
       reason = errno;
     } else {
       bytes_ = {static_cast<std::byte*>(address), size};
-      note_mapped(bytes_, path);
+      note_mapped(bytes_, escaped(path));  // for a message that may come where nothing can be escaped
     }
   }
   close(file);

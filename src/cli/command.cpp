@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "formats/real.h"
+#include "mlxtape/base/quote.h"
 
 namespace mlxtape::cli {
 
@@ -28,7 +29,25 @@ Device& Globals::device() const { return named(device_name, Device::best()); }
 
 Device& Globals::device_or_cpu() const { return named(device_name, Device::cpu()); }
 
+namespace {
+
+// As $'...', for what no terminal should be given: a name with control characters.
+std::string in_hexadecimal(const std::string& word) {
+  std::string out = "$'";
+  for (const char c : word) {
+    const auto byte = static_cast<unsigned char>(c);
+    std::array<char, 8> text{c};
+    if (byte < 0x20 || byte >= 0x7f) std::snprintf(text.data(), text.size(), "\\x%02x", byte);
+    if (c == '\'' || c == '\\') out += '\\';
+    out += text.data();
+  }
+  return out + "'";
+}
+
+}  // namespace
+
 std::string shell_word(const std::string& word) {
+  if (word != escaped(word)) return in_hexadecimal(word);
   const char* plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%^";
   if (!word.empty() && word.find_first_not_of(plain) == std::string::npos) return word;
   std::string out = "'";

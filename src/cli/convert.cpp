@@ -162,7 +162,7 @@ void convert(const Globals& globals, const Flags& flags) {
                                    {"bytes_before", static_cast<std::int64_t>(before)},
                                    {"bytes", static_cast<std::int64_t>(after)}});
   }
-  print(flags.to + ": " + fixed(bits, 3) + " bits per weight, " +
+  print_result(flags.to + ": " + fixed(bits, 3) + " bits per weight, " +
         human_bytes(static_cast<double>(after)) + " (before " +
         human_bytes(static_cast<double>(before)) + ")\n");
 }

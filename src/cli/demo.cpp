@@ -11,6 +11,7 @@
 #include "mlxtape/base/files.h"
 #include "mlxtape/formats/model_directory.h"
 #include "output.h"
+#include "places.h"
 
 namespace mlxtape::cli {
 
@@ -83,10 +84,10 @@ void demo(const Globals& globals, const DemoFlags& flags) {
   const DemoResult result = run_demo(globals, flags);
   if (globals.json) return print_json(to_json(result));
   print_tables(result);
-  print("\n" + human_time(result.seconds) + " in all. " + flags.out +
-        "/report.html shows how it went;\nthe models are directories in MLX format:\n" +
-        "  mlxtape generate --model " + shell_word(flags.out + "/4bit") +
-        " --prompt 'plus 17+25>'\n");
+  print_result("\n" + human_time(result.seconds) + " in all. " + flags.out +
+               "/report.html shows how it went;\nthe models are directories in MLX format:\n" +
+               "  mlxtape generate --model " + shell_word(flags.out + "/4bit") +
+               " --prompt 'plus 17+25>'\n");
 }
 
 }  // namespace

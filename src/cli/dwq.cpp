@@ -161,7 +161,7 @@ void tell(const Globals& globals, const Flags& flags, const models::Model& stude
                            human_time(result.fit.seconds));
   facts.add("peak memory",
             human_bytes(static_cast<double>(peak_memory(device, result.fit.peak_bytes))));
-  print(facts.text() + flags.to + ": " + fixed(bits, 3) + " bits per weight, " +
+  print_result(facts.text() + flags.to + ": " + fixed(bits, 3) + " bits per weight, " +
         human_bytes(static_cast<double>(models::weight_bytes(student))) + "\n");
 }
 
@@ -237,7 +237,7 @@ void dwq(const Globals& globals, Flags flags) {
   if (globals.json) {
     return print_json(Json::Object{{"target_dir", flags.targets}, {"batches", batches}});
   }
-  print(flags.targets + ": the targets of " + std::to_string(batches) + " batches\n");
+  print_result(flags.targets + ": the targets of " + std::to_string(batches) + " batches\n");
 }
 
 void add_learning(CLI::App& command, Flags& flags) {

@@ -158,7 +158,7 @@ void dynamic_quant(const Globals& globals, const Flags& flags) {
                                 with_error(e.perplexity) + " after");
     facts.add("KL to the model", with_error(e.kl));
   }
-  print(facts.text() + flags.to + ": " + fixed(bits, 3) + " bits per weight, " +
+  print_result(facts.text() + flags.to + ": " + fixed(bits, 3) + " bits per weight, " +
         human_bytes(static_cast<double>(models::weight_bytes(packed))) + "\n");
 }
 

@@ -50,7 +50,7 @@ void fuse(const Globals& globals, const Flags& flags) {
                                    {"bits_per_weight", bits},
                                    {"bytes", static_cast<std::int64_t>(bytes)}});
   }
-  print(flags.to + ": " + std::to_string(modules) + " modules fused, " + fixed(bits, 3) +
+  print_result(flags.to + ": " + std::to_string(modules) + " modules fused, " + fixed(bits, 3) +
         " bits per weight, " + human_bytes(static_cast<double>(bytes)) + "\n");
 }
 

@@ -196,8 +196,8 @@ void tell(const Globals& globals, const Flags& flags, const jobs::TrainResult* t
     return print_json(object);
   }
   if (trained != nullptr) {
-    print(fit_text(trained->fit, device) + flags.adapters + ": the adapters after step " +
-          std::to_string(trained->fit.held_step) + "\n");
+    print_result(fit_text(trained->fit, device) + flags.adapters + ": the adapters after step " +
+                 std::to_string(trained->fit.held_step) + "\n");
   }
   if (tested != nullptr) {
     print("test loss " + fixed(tested->loss, 4) + ", perplexity " +

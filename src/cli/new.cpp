@@ -91,7 +91,7 @@ void make(const Globals& globals, const Flags& flags) {
                                    {"train", train},
                                    {"generate", generate}});
   }
-  print(folder + ": a Qwen3-Next of " +
+  print_result(folder + ": a Qwen3-Next of " +
         human_count(static_cast<double>(models::parameter_count(config))) +
         " parameters whose tokens are bytes, and " + std::to_string(flags.samples) +
         " samples to train it on. Next:\n  " + train + "\n  " + generate + "\n");

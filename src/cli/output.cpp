@@ -108,6 +108,8 @@ std::string Facts::text() const {
 
 void print(const std::string& text) { std::fwrite(text.data(), 1, text.size(), stdout); }
 
+void print_result(const std::string& text) { print(escaped(text, "\n\t")); }
+
 void print_json(const formats::Json& json) { print(json.dump(2) + "\n"); }
 
 void remark(const std::string& text) {

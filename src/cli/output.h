@@ -39,6 +39,8 @@ class Facts {
 
 // To stdout, checked when the program ends.
 void print(const std::string& text);
+// The same of text with names of files in it, which are given no control characters: see remark.
+void print_result(const std::string& text);
 void print_json(const formats::Json& json);
 // A remark or an error to stderr, its line complete. Names of files and tensors can hold anything: a terminal is given
 // no control characters of theirs to obey.

@@ -89,7 +89,7 @@ void tell(const Globals& globals, const Flags& flags, const models::Model& model
     for (auto& each : fit_json(fit, device)) object.push_back(std::move(each));
     return print_json(object);
   }
-  print(fit_text(fit, device) + flags.out + ": " +
+  print_result(fit_text(fit, device) + flags.out + ": " +
         human_count(static_cast<double>(models::parameter_count(model.config))) +
         " parameters, the weights after step " + std::to_string(fit.held_step) + "\n");
 }

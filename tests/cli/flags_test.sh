@@ -81,6 +81,23 @@ means --output "Did you mean --mlx-path?" quantize --model model --output x
 means --devcie "Did you mean --device?" $one --devcie cpu
 expect 2 "here: --frobnicate (see mlxtape generate --help)" $one --frobnicate
 
+# ---- names with control characters ----
+
+evil="evil$(printf '\033')[31m"
+escape=$(printf '\033')
+# tame <arguments...>: what it prints has the name, and gives the terminal nothing to obey
+tame() {
+  "$program" "$@" >out 2>err || complain "$*: $(cat err)"
+  grep -qF 'evil\x1b[31m' out || complain "$*: no name in $(cat out)"
+  grep -q "$escape" out err && complain "$*: control characters on stdout or stderr"
+}
+tame quantize --model model --mlx-path "$evil" --q-group-size 32
+tame convert --model packed --mlx-path "$evil" -d --force
+tame new "$evil/new" --samples 40
+tame train $on --model model --data two.jsonl --out "$evil/tuned" --iters 1 --batch-size 1 --val-batches 0
+tame lora $on --model model --train --data two.jsonl --adapter-path "$evil/adapters" --iters 1 --batch-size 1 --val-batches 0
+tame fuse --model model --adapter-path "$evil/adapters" --save-path "$evil/fused"
+
 # ---- a reader that leaves ----
 
 {

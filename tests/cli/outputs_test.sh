@@ -341,13 +341,14 @@ same "$(grep -c 'mlxtape: stopping' err)" 1 "words of a run under nohup"
 
 # A model's file that becomes shorter while it is in use; on a GPU it is not in use any more.
 ulimit -c 0
-cp -r packed cut
-echo '{% for m in messages %}<{{ m.content }}>{% endfor %}' >cut/chat_template.jinja
+cut="cut$(printf '\033')[31m" # which a terminal would obey
+cp -r packed "$cut"
+echo '{% for m in messages %}<{{ m.content }}>{% endfor %}' >"$cut/chat_template.jinja"
 # talk: chat with what comes through the pipe, once it has answered.
 talk() {
   rm -f pipe answers && mkfifo pipe
   # AddressSanitizer would take SIGBUS for itself.
-  ASAN_OPTIONS="${ASAN_OPTIONS:-}:handle_sigbus=0" "$program" chat $on --model cut -m 2 --quiet <pipe >answers 2>err &
+  ASAN_OPTIONS="${ASAN_OPTIONS:-}:handle_sigbus=0" "$program" chat $on --model "$cut" -m 2 --quiet <pipe >answers 2>err &
   job=$!
   exec 3>pipe
   echo 12 >&3
@@ -364,14 +365,14 @@ wait $job 2>/dev/null
 same "$(kill -l $?)" BUS "chat that was sent SIGBUS"
 if [ "$on" = "--device cpu" ]; then
   talk
-  head -c 4096 cut/model.safetensors >begin
-  cat begin >cut/model.safetensors
+  head -c 4096 "$cut/model.safetensors" >begin
+  cat begin >"$cut/model.safetensors"
   echo 34 >&3
   exec 3>&-
   wait $job
   same $? 1 "chat with a model that became shorter"
   same "$(wc -l <err)" 1 "lines of the error of a file that became shorter"
-  grep -q "^mlxtape: cut/model.safetensors: became shorter" err || complain "a file that became shorter: $(cat err)"
+  grep -qF "mlxtape: cut\\x1b[31m/model.safetensors: became shorter" err || complain "a file that became shorter: $(cat err)"
 fi
 
 same "$(find . -name '*.tmp*' -o -name '*.old' | wc -l)" 0 "files left behind"
