@@ -250,6 +250,7 @@ bool Tokenizer::Parts::read_eos_ids(const Json& config, const std::string& path)
   }
   eos_ids.clear();
   for (const Json& id : eos->is_array() ? eos->array() : Json::Array{*eos}) {
+    if (!id.is_integer()) fail(path, "eos_token_id must be an id, got " + shown(id.dump()));
     const std::int64_t value = id.integer();
     if (value < 0 || value >= Vocabulary::kMaxIds)
       fail(path, "eos_token_id must be an id, got " + std::to_string(value));
