@@ -26,7 +26,7 @@ struct Flags {
 };
 
 CLI::Option* add_size(CLI::App& command, const char* name, std::int64_t& size, const char* what) {
-  return command.add_option(name, size, what)->check(CLI::Range(1, 1 << 20))->type_name("N");
+  return command.add_option(name, size, what)->check(whole_number(1, 1U << 20U))->type_name("N");
 }
 
 void add_dtype(CLI::App& command, Flags& flags) {
@@ -37,18 +37,16 @@ void add_dtype(CLI::App& command, Flags& flags) {
 
 void add_model_name(CLI::App& command, bench::ModelConfig& config) {
   command
-      .add_option("--model", config.model,
-                  "a directory, or random weights: qwen3-0.6b, qwen3-next-0.3b or qwen3-next-80b-period")
+      .add_option(
+          "--model", config.model,
+          "a directory, or random weights: qwen3-0.6b, qwen3-next-0.3b or qwen3-next-80b-period")
       ->type_name("DIR");
 }
 
 void add_seconds(CLI::App& command, double& seconds) {
   command.add_option("--seconds", seconds, "time for each row and contender")
       ->type_name("S")
-      ->check([](const std::string& text) {
-        const double given = std::atof(text.c_str());
-        return given >= 0.001 && given <= 60 ? "" : "must be from 0.001 to 60, got " + text;
-      });
+      ->check(number(0.001, 60));
 }
 
 // What all of them take.

@@ -148,11 +148,11 @@ void add_compare(CLI::App& app, const Globals& globals) {
   flags->rows.add_mask_to(*command);
   command
       ->add_option("--prompt-tokens", flags->prompt_tokens, "of the prompt whose speed is measured")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))
+      ->check(whole_number(1, 1U << 24U))
       ->type_name("N")
       ->group("Speed");
   command->add_option("-m,--max-tokens", flags->tokens, "generated to measure the speed of that")
-      ->check(CLI::Range(std::int64_t{2}, std::int64_t{1} << 24))
+      ->check(whole_number(2, 1U << 24U))
       ->type_name("N")
       ->group("Speed");
   command->callback([&globals, flags] { compare(globals, *flags); });

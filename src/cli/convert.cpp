@@ -163,8 +163,8 @@ void convert(const Globals& globals, const Flags& flags) {
                                    {"bytes", static_cast<std::int64_t>(after)}});
   }
   print_result(flags.to + ": " + fixed(bits, 3) + " bits per weight, " +
-        human_bytes(static_cast<double>(after)) + " (before " +
-        human_bytes(static_cast<double>(before)) + ")\n");
+               human_bytes(static_cast<double>(after)) + " (before " +
+               human_bytes(static_cast<double>(before)) + ")\n");
 }
 
 void add_packing(CLI::App& command, Flags& flags) {

@@ -108,16 +108,16 @@ void add_demo(CLI::App& app, const Globals& globals) {
   command->add_option("--out", flags->out, "the folder for models, report.html and demo.json")
       ->type_name("DIR");
   command->add_option("--iters", flags->iterations, "training steps")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+      ->check(whole_number(1, 1U << 20U))
       ->type_name("N");
   command->add_option("--seconds", flags->seconds, "fewer steps, for about so long in all; 0: off")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(number(0, 1e6))
       ->type_name("S");
   command->add_option("--cases", flags->cases, "held-out cases that answers are counted on")
-      ->check(CLI::Range(std::int64_t{jobs::kTasks}, std::int64_t{1} << 20))
+      ->check(whole_number(std::int64_t{jobs::kTasks}, 1U << 20U))
       ->type_name("N");
   command->add_option("--seed", flags->seed, "of weights, questions and their order")
-      ->check(CLI::Range(std::uint64_t{0}, std::uint64_t{1} << 32))
+      ->check(whole_number(0, std::uint64_t{1} << 32U))
       ->type_name("N");
   command->add_flag("--resume", flags->resume,
                     "go on with a demo in --out that was stopped, to the same bits; begins where "

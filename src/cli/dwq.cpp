@@ -162,7 +162,7 @@ void tell(const Globals& globals, const Flags& flags, const models::Model& stude
   facts.add("peak memory",
             human_bytes(static_cast<double>(peak_memory(device, result.fit.peak_bytes))));
   print_result(facts.text() + flags.to + ": " + fixed(bits, 3) + " bits per weight, " +
-        human_bytes(static_cast<double>(models::weight_bytes(student))) + "\n");
+               human_bytes(static_cast<double>(models::weight_bytes(student))) + "\n");
 }
 
 void distil(const Globals& globals, const Flags& flags, const Texts& texts,
@@ -247,8 +247,8 @@ void add_learning(CLI::App& command, Flags& flags) {
     return command.add_option(name, value, what)->type_name("N")->group(group);
   };
   const auto positive = number_above(0, std::numeric_limits<float>::max());
-  const auto count = CLI::Range(std::int64_t{1}, std::int64_t{1} << 30);
-  const auto count_or_none = CLI::Range(std::int64_t{0}, std::int64_t{1} << 30);
+  const auto count = whole_number(1, 1U << 30U);
+  const auto count_or_none = whole_number(0, 1U << 30U);
   command
       .add_option("--data-path,--data", flags.data,
                   "a .jsonl or .txt file, or a folder with train and valid (required; mlx-lm "
@@ -261,9 +261,10 @@ void add_learning(CLI::App& command, Flags& flags) {
   add("Data", "--num-valid-samples", flags.from.valid_samples, "validation samples")->check(count);
   add("Data", "--max-seq-length", flags.from.batches.max_tokens,
       "longer samples are cut, in tokens")
-      ->check(CLI::Range(std::int64_t{2}, std::int64_t{1} << 30));
+      ->check(whole_number(2, 1U << 30U));
   add("Data", "--batch-size", flags.from.batches.batch_size, "samples per step")->check(count);
-  add("Data", "--seed", flags.from.batches.seed, "random seed (choice and order of samples)");
+  add("Data", "--seed", flags.from.batches.seed, "random seed (choice and order of samples)")
+      ->check(whole_number(0, std::numeric_limits<std::uint32_t>::max()));
   add(of_steps, "--learning-rate", flags.job.fit.learning_rate,
       "learning rate of Adam; small models need more")
       ->check(positive)

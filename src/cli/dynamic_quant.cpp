@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <memory>
 
 #include "command.h"
@@ -159,7 +160,7 @@ void dynamic_quant(const Globals& globals, const Flags& flags) {
     facts.add("KL to the model", with_error(e.kl));
   }
   print_result(facts.text() + flags.to + ": " + fixed(bits, 3) + " bits per weight, " +
-        human_bytes(static_cast<double>(models::weight_bytes(packed))) + "\n");
+               human_bytes(static_cast<double>(models::weight_bytes(packed))) + "\n");
 }
 
 void add_packing(CLI::App& command, Flags& flags) {
@@ -176,6 +177,7 @@ void add_packing(CLI::App& command, Flags& flags) {
   command
       .add_option("--target-bpw", flags.target,
                   "bits per weight at the most, scales and biases among them")
+      ->check(number_above(0, std::numeric_limits<double>::infinity()))
       ->type_name("X")
       ->group("Packing");
   add("low", flags.packing.low, "modules that matter little");
@@ -222,6 +224,7 @@ void add_dynamic_quant(CLI::App& app, const Globals& globals) {
   command
       ->add_option("--seed", flags->seed,
                    "as mlx-lm has it; nothing is drawn here, it does nothing")
+      ->check(whole_number(0, std::numeric_limits<std::uint32_t>::max()))
       ->type_name("N")
       ->group("Data");
   command->add_flag("--report-ppl", flags->report, "perplexity before and after, on --data-path")

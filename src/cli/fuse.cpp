@@ -51,7 +51,7 @@ void fuse(const Globals& globals, const Flags& flags) {
                                    {"bytes", static_cast<std::int64_t>(bytes)}});
   }
   print_result(flags.to + ": " + std::to_string(modules) + " modules fused, " + fixed(bits, 3) +
-        " bits per weight, " + human_bytes(static_cast<double>(bytes)) + "\n");
+               " bits per weight, " + human_bytes(static_cast<double>(bytes)) + "\n");
 }
 
 }  // namespace

@@ -272,7 +272,7 @@ void add_adapter_flags(CLI::App& command, Flags& flags) {
       ->type_name("TYPE")
       ->group(group);
   command.add_option("--rank", flags.job.lora.rank, "rank of the adapters")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
+      ->check(whole_number(1, 1U << 20U))
       ->type_name("N")
       ->group(group);
   command
@@ -284,13 +284,13 @@ void add_adapter_flags(CLI::App& command, Flags& flags) {
   command
       .add_option("--dropout", flags.job.lora.dropout,
                   "dropout probability of the adapters' inputs")
-      ->check(CLI::Range(0.0, 0.999))
+      ->check(number(0, 0.999))
       ->type_name("X")
       ->group(group);
   command
       .add_option("--num-layers", flags.job.lora.num_layers,
                   "number of layers to adapt, counted from the last; -1: all")
-      ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 20))
+      ->check(whole_number(-1, 1U << 20U))
       ->type_name("N")
       ->group(group);
   command
@@ -344,7 +344,7 @@ void add_lora(CLI::App& app, const Globals& globals) {
       ->add_flag("--test", flags->test, "measure the loss on --data's test, after training if any")
       ->group("Model");
   command->add_option("--test-batches", flags->test_batches, "batches of the test; -1: all")
-      ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 30))
+      ->check(whole_number(-1, 1U << 30U))
       ->type_name("N")
       ->group("Model");
   add_adapter_flags(*command, *flags);

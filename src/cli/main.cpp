@@ -68,7 +68,7 @@ void add_global_flags(CLI::App& app, Globals& globals) {
       ->type_name("NAME")
       ->group(group);
   app.add_option("--threads", globals.threads, "number of CPU threads; 0: one per core")
-      ->check(CLI::Range(0, 1024))
+      ->check(whole_number(0, 1024))
       ->type_name("N")
       ->group(group);
   app.add_option("--cpu-target", globals.cpu_target, "limit the CPU instruction set (see info)")
@@ -93,7 +93,7 @@ void refuse_empty_paths(CLI::App& app) {
 }
 
 // What is like it, of what the command that was asked for takes and of the flags of all.
-[[noreturn]] void refuse_unknown(const CLI::App& app, const std::string& word) {
+std::string unknown_text(const CLI::App& app, const std::string& word) {
   Known known;
   const CLI::App* inner = &app;
   for (;;) {
@@ -107,13 +107,13 @@ void refuse_empty_paths(CLI::App& app) {
     known.commands.push_back(command->get_name());
   }
   const std::string advice = suggestion(word, known);
-  called_wrongly("no such command or flag here: " + word + (advice.empty() ? "" : ". " + advice));
+  return "no such command or flag here: " + word + (advice.empty() ? "" : ". " + advice);
 }
 
 // What comes before the command that was asked for.
 void start(const CLI::App& app, const Globals& globals) {
   const std::vector<std::string> unknown = app.remaining(true);
-  if (!unknown.empty()) refuse_unknown(app, unknown.front());
+  if (!unknown.empty()) called_wrongly(unknown_text(app, unknown.front()));
   if (app.get_subcommands().empty()) called_wrongly("a command is needed");
   set_threads(globals.threads);
   set_kernel_cache(cache_folder());
@@ -153,6 +153,9 @@ int run(CLI::App& app, int argc, char** argv) {
     return kDone;
   } catch (const CLI::Success& e) {  // --help, --version
     return app.exit(e);
+  } catch (const CLI::RequiredError& e) {  // perhaps it is there, and has another name
+    const std::vector<std::string> unknown = app.remaining(true);
+    return fail_call(app, unknown.empty() ? e.what() : unknown_text(app, unknown.front()));
   } catch (const CLI::ParseError& e) {
     return fail_call(app, e.what());
   } catch (const Exit& e) {
@@ -234,11 +237,7 @@ int main(int argc, char** argv) {
   int status = run(app, argc, argv);
   std::cout.flush();
   if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout) && status != kFailed) {
-    // A reader that has seen enough (head) needs no word of it: the program ends as others do.
-    if (reader_left()) {
-      std::signal(SIGPIPE, SIG_DFL);
-      std::raise(SIGPIPE);
-    }
+    if (reader_left()) return status;  // it has seen enough (head), and needs no word of it
     std::fprintf(stderr, "mlxtape: the output must be writable, and is not\n");
     status = kFailed;
   }

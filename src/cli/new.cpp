@@ -92,9 +92,9 @@ void make(const Globals& globals, const Flags& flags) {
                                    {"generate", generate}});
   }
   print_result(folder + ": a Qwen3-Next of " +
-        human_count(static_cast<double>(models::parameter_count(config))) +
-        " parameters whose tokens are bytes, and " + std::to_string(flags.samples) +
-        " samples to train it on. Next:\n  " + train + "\n  " + generate + "\n");
+               human_count(static_cast<double>(models::parameter_count(config))) +
+               " parameters whose tokens are bytes, and " + std::to_string(flags.samples) +
+               " samples to train it on. Next:\n  " + train + "\n  " + generate + "\n");
 }
 
 }  // namespace

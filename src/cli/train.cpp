@@ -90,8 +90,8 @@ void tell(const Globals& globals, const Flags& flags, const models::Model& model
     return print_json(object);
   }
   print_result(fit_text(fit, device) + flags.out + ": " +
-        human_count(static_cast<double>(models::parameter_count(model.config))) +
-        " parameters, the weights after step " + std::to_string(fit.held_step) + "\n");
+               human_count(static_cast<double>(models::parameter_count(model.config))) +
+               " parameters, the weights after step " + std::to_string(fit.held_step) + "\n");
 }
 
 void train(const Globals& globals, Flags flags) {

@@ -44,10 +44,11 @@ CLI::Option* LoopFlags::add_to(CLI::App& command) {
       ->group(of_data);
   add(of_data, "--batch-size", job.batches.batch_size, "samples per batch")->check(kCount);
   add(of_data, "--max-seq-length", job.batches.max_tokens, "longer samples are cut, in tokens")
-      ->check(CLI::Range(std::int64_t{2}, std::int64_t{1} << 30));
+      ->check(whole_number(2, 1U << 30U));
   command.add_flag("--mask-prompt", mask_prompt, "compute the loss on completions only")
       ->group(of_data);
-  add(of_data, "--seed", job.batches.seed, "random seed (batch order, initialisation, dropout)");
+  add(of_data, "--seed", job.batches.seed, "random seed (batch order, initialisation, dropout)")
+      ->check(whole_number(0, std::numeric_limits<std::uint32_t>::max()));
   add(of_steps, "--iters", job.fit.iterations,
       "optimizer steps, each of --grad-accumulation-steps batches (mlx-lm counts batches)")
       ->check(kCount);
@@ -79,7 +80,7 @@ CLI::Option* LoopFlags::add_to(CLI::App& command) {
       ->group(of_steps);
   add(of_saves, "--val-batches", job.validation_batches,
       "batches per validation, spread over all lengths; -1: all, 0: no validation")
-      ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 30));
+      ->check(whole_number(-1, 1U << 30U));
   add(of_saves, "--steps-per-report", job.fit.report_every, "steps between reports of the loss")
       ->check(kCountOrNone);
   add(of_saves, "--steps-per-eval", job.fit.validate_every, "steps between validations")

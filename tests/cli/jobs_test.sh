@@ -321,7 +321,7 @@ expect 0 '"threshold"' $pack --sensitivities model_sensitivities.json --target-b
 same_files dynamic/model.safetensors dynamic2/model.safetensors "dynamic-quant from its sensitivities"
 expect 0 '"threshold": null' $pack --sensitivities model_sensitivities.json --target-bpw 30 --mlx-path dynamic3 --json
 expect 0 " modules" $pack --sensitivities model_sensitivities.json --target-bpw 30 --mlx-path dynamic4
-expect 2 "must be a finite number" $pack --sensitivities model_sensitivities.json --target-bpw nan --mlx-path dynamic5
+expect 2 "--target-bpw: must be a number above 0" $pack --sensitivities model_sensitivities.json --target-bpw nan --mlx-path dynamic5
 expect 2 "--sensitivities is needed" $pack --mlx-path no
 expect 2 "--high-bits must be above" $pack $rows --mlx-path no --high-bits 2
 expect 2 "target" $pack --sensitivities model_sensitivities.json --mlx-path no --target-bpw 1
