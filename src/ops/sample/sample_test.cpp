@@ -416,7 +416,7 @@ TEST_P(Sample, LongHistories) {
   Noise noise(8);
   for (const std::int64_t tokens : {50, 20000}) {
     std::vector<SampleCase> cases;
-    for (int b = 0; b < 3; ++b) {
+    for (std::int64_t b = 0; b < 3; ++b) {
       SampleCase c = any_case(noise, tokens, 2);
       c.history.clear();
       for (int j = 0; j < 7000; ++j) {
