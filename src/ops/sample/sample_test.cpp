@@ -305,6 +305,10 @@ TEST_P(Sample, LogitsOfEveryKind) {
                                                  [](std::int64_t i) {
                                                    return i % 2 == 0 ? -0.0 : 0.0;
                                                  }},
+                                                {"one zero above the others",
+                                                 [](std::int64_t i) {
+                                                   return i == 57 ? 0.0 : -0.0;
+                                                 }},
                                                 {"few values",
                                                  [](std::int64_t i) {
                                                    return static_cast<double>(i % 7);
@@ -346,6 +350,24 @@ TEST_P(Sample, LogitsOfEveryKind) {
   }
   std::vector<double> logits(151936, 1.5);  // all tie
   check("equal", {each_filter(logits)[10], each_filter(logits)[14]}, DType::kF32);
+}
+
+// top_p and the numbers beside it, of two tokens just where one alone is enough: a weight that is off by its last bit
+// changes every third of these choices. Both are equally likely to be drawn.
+TEST_P(Sample, TopPAtItsEdge) {
+  std::vector<SampleCase> cases;
+  for (int i = 1; i <= 1200; ++i) {
+    const float d = static_cast<float>(i) * 0.0123F;
+    const double first = 0x1p40, both = first + static_cast<double>(weight_of(d, 1.44269504F));
+    const auto edge = static_cast<float>(first / both);
+    const float towards = i % 3 == 0 ? 0.0F : i % 3 == 1 ? edge : 1.0F;
+    SampleCase c{{0, -static_cast<double>(d)}};
+    c.row.temperature = 1e30;
+    c.row.top_p = static_cast<double>(std::nextafter(edge, towards));
+    c.row.seed = static_cast<std::uint64_t>(i);
+    cases.push_back(c);
+  }
+  check("at the edge", cases, DType::kF32);
 }
 
 TEST_P(Sample, RowsWithNothingToChoose) {
@@ -437,6 +459,7 @@ TEST_P(Sample, LongHistories) {
 TEST_P(Sample, FullHistory) {
   for (const SampleForm form : {SampleForm::kQuickest, SampleForm::kPortable}) {
     std::vector<SampleCase> cases(4, {{1, 3, 2, 2.9}, {}, {1, 2, 1}});
+    cases[3].history = {3, 3, 1};  // what the third row would see behind its own: 2.9 → 2.4
     for (SampleCase& c : cases) {
       c.row.repetition_penalty = 1.2;  // 3 → 2.5, 2 → 1.67
       c.row.repetition_context = 3;
@@ -449,7 +472,7 @@ TEST_P(Sample, FullHistory) {
     EXPECT_EQ(download(s.tokens), (std::vector<double>{3, 3, 3, 1}));
     EXPECT_FALSE(s.logprobs.defined());
     EXPECT_EQ(download(rows.lengths), (std::vector<double>{4, 5, 6, -1}));
-    EXPECT_EQ(download(rows.history), (std::vector<double>{1, 2, 1, 1, 2, 1, 1, 2, 1, 1, 2, 1}));
+    EXPECT_EQ(download(rows.history), (std::vector<double>{1, 2, 1, 1, 2, 1, 1, 2, 1, 3, 3, 1}));
   }
 }
 
