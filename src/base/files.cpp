@@ -191,7 +191,8 @@ MappedFile::MappedFile(const std::string& path, const char* who) {
       reason = errno;
     } else {
       bytes_ = {static_cast<std::byte*>(address), size};
-      note_mapped(bytes_, escaped(path));  // for a message that may come where nothing can be escaped
+      note_mapped(bytes_,
+                  escaped(path));  // for a message that may come where nothing can be escaped
     }
   }
   close(file);

@@ -175,10 +175,9 @@ bool is_model_file(const fs::path& path, const std::string& source) {
   if (name == kCard) return is_mlx_card(path);
   if (name == kWeights || fits(name, kShard)) return is_weights(path);
   if (has_model_name(name)) return true;
-  return !source.empty() &&
-         std::any_of(kCopied.begin(), kCopied.end(),
-                     [&](const char* pattern) { return fits(name, pattern); }) &&
-         is_same_file(path, fs::path(source) / name);
+  return !source.empty() && std::any_of(kCopied.begin(), kCopied.end(), [&](const char* pattern) {
+    return fits(name, pattern);
+  }) && is_same_file(path, fs::path(source) / name);
 }
 
 std::vector<fs::path> entries_of(const fs::path& folder, std::error_code& reason) {

@@ -19,8 +19,8 @@ expect 2 "here: frobnicate" bench frobnicate
 expect 2 "--threads" --threads 5000 info
 expect 2 "--threads" --threads many info
 expect 2 "one of" --cpu-target AVX9 info
-expect 0 "2 threads used" --threads 2 info
-expect 0 "2 threads used" info --threads 2
+expect 0 "threads           2" --threads 2 info
+expect 0 "threads           2" info --threads 2
 expect 0 "PASSED" selftest --filter 'SoftmaxCheck*'
 expect 2 "must match a test" selftest --filter 'Nope*'
 # The tests are a program of their own; without it the rest works, and selftest says what is missing.
@@ -78,13 +78,13 @@ for file in ops model model-4bit; do
   [ -s "$folder/results/$file.json" ] || complain "bench --out wrote no $file.json"
 done
 expect 0 "$row" bench ops --filter "$row" --seconds 0.01 --json "$folder/results/ops.json"
-for text in mine '{"mine": 1}' '[1]' '{"rows": 1}'; do
-  echo "$text" >"$folder/results/model-4bit.json"
+for line in mine '{"mine": 1}' '[1]' '{"rows": 1}'; do
+  echo "$line" >"$folder/results/model-4bit.json"
   expect 1 "results/model-4bit.json: already exists and holds no results of a benchmark" \
     bench --filter "$row" --seconds 0.001 --out "$folder/results"
   expect 1 "results/model-4bit.json: already exists and holds no results of a benchmark" \
     bench ops --filter "$row" --seconds 0.001 --json "$folder/results/model-4bit.json"
-  same "$(cat "$folder/results/model-4bit.json")" "$text" "a file that no benchmark wrote"
+  same "$(cat "$folder/results/model-4bit.json")" "$line" "a file that no benchmark wrote"
 done
 expect 1 "results/ops.json" bench --filter "$row" --seconds 0.001 --out "$folder/results/ops.json"
 expect 2 "must match a row" bench --filter 'no such row'

@@ -292,9 +292,10 @@ void put_model(const fs::path& folder) {
     write_safetensors((folder / name).string(), {});
   }
   for (const char* name :
-       {"model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
-        "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "qwen.tiktoken",
-        "generation_config.json", "chat_template.json", "preprocessor_config.json"}) {
+       {"model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json",
+        "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+        "merges.txt", "chat_template.jinja", "qwen.tiktoken", "generation_config.json",
+        "chat_template.json", "preprocessor_config.json"}) {
     put(folder / name, "x");
   }
   put(folder / "config.json", R"({"model_type": "qwen3"})");
@@ -400,19 +401,19 @@ TEST(ModelDirectory, ACardIsReplacedAsMlxLmWritesIt) {
       "None:\n    messages = [{\"role\": \"user\", \"content\": prompt}]\n    prompt = "
       "tokenizer.apply_chat_template(\n        messages, add_generation_prompt=True\n    )\n\n"
       "response = generate(model, tokenizer, prompt=prompt, verbose=True)\n```\n";
-  for (const std::string& text :
-       std::initializer_list<std::string>{front, front + body,
-        front + "# a/b\nThe Model [a/b](https://huggingface.co/a/b) was converted to MLX format "
-                "from [c/d](https://huggingface.co/c/d) using mlx-lm version **0.16.0**.\r\n"}) {
+  for (const std::string& text : std::initializer_list<std::string>{
+           front, front + body,
+           front + "# a/b\nThe Model [a/b](https://huggingface.co/a/b) was converted to MLX format "
+                   "from [c/d](https://huggingface.co/c/d) using mlx-lm version **0.16.0**.\r\n"}) {
     put(card, text);
     EXPECT_EQ(replace_fault(m), "") << text;
   }
-  for (const std::string& text :
-       std::initializer_list<std::string>{"# Mine\n", body, front + "# What I found out\n", front + body + "My notes.\n",
-        front + "My notes.\n" + body, front + body + "# My/notes of this\n",
-        "---\n# mine\nlibrary_name: mlx\n---\n" + body, "---\nlibrary_name: mlx\n--- mine\n",
-        front + "converted to MLX format using mlx-lm version **0.28.0**. Mine\n",
-        front + std::string(1000, '[') + "\n"}) {
+  for (const std::string& text : std::initializer_list<std::string>{
+           "# Mine\n", body, front + "# What I found out\n", front + body + "My notes.\n",
+           front + "My notes.\n" + body, front + body + "# My/notes of this\n",
+           "---\n# mine\nlibrary_name: mlx\n---\n" + body, "---\nlibrary_name: mlx\n--- mine\n",
+           front + "converted to MLX format using mlx-lm version **0.28.0**. Mine\n",
+           front + std::string(1000, '[') + "\n"}) {
     put(card, text);
     EXPECT_EQ(replace_fault(m), "contains README.md, which is not part of a model") << text;
   }

@@ -481,9 +481,11 @@ TEST_F(TokenizerFolder, SaysWhatIsWrong) {
     EXPECT_NE(message().find(text), std::string::npos) << message();
   }
   write("tokenizer_config.json", "{}");
-  for (const auto& [json, got] : {std::pair(R"("x")", R"("x")"), {"[1, \"y\"]", "\"y\""}, {"{}", "{}"}}) {
+  for (const auto& [json, got] :
+       {std::pair(R"("x")", R"("x")"), {"[1, \"y\"]", "\"y\""}, {"{}", "{}"}}) {
     write("generation_config.json", R"({"eos_token_id": )" + std::string(json) + "}");
-    const std::string says = std::string("/generation_config.json: eos_token_id must be an id, got ") + got;
+    const std::string says =
+        std::string("/generation_config.json: eos_token_id must be an id, got ") + got;
     EXPECT_NE(message().find(says), std::string::npos) << message();
   }
   write("generation_config.json", R"({"eos_token_id": -3})");
