@@ -95,7 +95,7 @@ void OptimiserFlags::add_to(CLI::App& command, const char* group) {
         is_switch ? command.add_option(flag_of(each.setting), switches_[each.setting], each.says)
                         ->type_name("BOOL")
                   : command.add_option(flag_of(each.setting), numbers_[each.setting], each.says)
-                        ->check(number(0, std::numeric_limits<double>::infinity()))
+                        ->check(number(0, std::numeric_limits<float>::max()))
                         ->type_name("X");
     option->default_str(defaults)->group(group);
   }

@@ -44,7 +44,7 @@ expect 2 "--state ./no must not be --out no; use another --state" train $scratch
 mkdir silent && cp data/train.jsonl silent && : >silent/valid.jsonl
 expect 1 "silent/valid.jsonl: must hold samples, or not be there" train $scratch --out no --data silent
 expect 2 "--learning-rate: must be a number above 0" train $scratch --out no --learning-rate -1
-expect 2 "--weight-decay: must be a number of at least 0" train $scratch --out no --weight-decay -1
+expect 2 "--weight-decay: must be a number from 0" train $scratch --out no --weight-decay -1
 expect 2 "--clip: must be a number from 0" train $scratch --out no --clip -1
 expect 2 "at least batch_size = 100 samples, got 48" train $scratch --out no --batch-size 100
 expect 1 "nowhere: must be a file or a folder" train $on --model model --data nowhere --out no
