@@ -76,7 +76,7 @@ expect 2 "--weight-decay does not apply to --optimizer adam" train $scratch --ou
 expect 2 "--nesterov" train $scratch --out no --optimizer sgd --nesterov maybe
 expect 2 "nesterov needs momentum" train $scratch --out no --optimizer sgd --nesterov true
 expect 2 "beta2 must be in [0, 1)" train $scratch --out no --beta2 1
-expect 2 "--eps: must be a number of at least 0" train $scratch --out no --eps -1
+expect 2 "--eps: must be a number from 0" train $scratch --out no --eps -1
 expect 0 "after step" train $scratch --out kept --keep-state
 expect 2 "is the state of another run: optimizer must be adamw to go on from it, got lion" \
   train $scratch --out kept --state kept.state --resume --optimizer lion --force
