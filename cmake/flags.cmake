@@ -19,7 +19,7 @@ endif()
 set(host_options "")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
   target_compile_options(mlxtape_plain_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
-  set(host_options -Wno-array-bounds -Wno-stringop-overflow)
+  set(host_options -Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread)
 endif()
 # The floor of what the library runs on; the kernels choose better instructions at run time.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
