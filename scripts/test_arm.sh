@@ -78,6 +78,7 @@ few='*Mlx*:*NaN*:*Nan*:*ExtremeNumbers*:*WhatIsNoNumber*:*NumbersThatAreNone*:*W
 few=$few:'*AtTheEdges*:*PowerAsIeee*:*CastsBetween*:*CountWhatTheyShould*:*ReduceMatchesOracle*:*RowGradsAreAdded*:*FrozenWeights*'
 few=$few:'*StepsEqualOneForward*:*BackwardTakesAnyIndices*:*NothingTracked*:*SmallRows*:*EqualIndicesAddUp*:*GradientThrough*'
 few=$few:'*GradientsThrough*:*CpuSimd*:*CpuMath*:Half*:Convert*:*OnEncoder*:*OnTape*:Threads*:Tensor*'
+few=$few:'*GreedyTakesTheFirst*:*PenaltiesByHand*:*TopPAtItsEdge*:*RowsWithNothingToChoose*:SampleOracle*'
 # A child that a process with threads forks does not end well on the emulator.
 few=$few:'-Threads.AForkedChild*'
 

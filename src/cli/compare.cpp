@@ -4,13 +4,13 @@
 #include <memory>
 
 #include "command.h"
-#include "evaluation.h"
+#include "eval_flags.h"
 #include "interrupt.h"
 #include "mlxtape/jobs/generate.h"
 #include "mlxtape/models/size.h"
 #include "model_flags.h"
 #include "output.h"
-#include "places.h"
+#include "output_paths.h"
 
 namespace mlxtape::cli {
 

@@ -10,7 +10,7 @@
 #include "mlxtape/models/size.h"
 #include "model_flags.h"
 #include "output.h"
-#include "places.h"
+#include "output_paths.h"
 #include "progress.h"
 
 namespace mlxtape::cli {

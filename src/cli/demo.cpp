@@ -6,12 +6,12 @@
 #include <memory>
 
 #include "command.h"
-#include "demo.h"
+#include "demo_run.h"
 #include "interrupt.h"
 #include "mlxtape/base/files.h"
 #include "mlxtape/formats/model_directory.h"
 #include "output.h"
-#include "places.h"
+#include "output_paths.h"
 
 namespace mlxtape::cli {
 
@@ -55,10 +55,10 @@ void expect_place(const Globals& globals, const DemoFlags& flags) {
   }
 }
 
-void print_tables(const DemoResult& result) {
+void print_tables(const demo::DemoResult& result) {
   Table table({"model", "size", "bits/weight", "right", "perplexity", "KL to full"},
               {false, true, true, true, true, true});
-  for (const DemoModel& one : result.models) {
+  for (const demo::DemoModel& one : result.models) {
     table.add({one.name, human_bytes(static_cast<double>(one.bytes)), fixed(one.bits_per_weight, 2),
                fixed(100 * one.scores.all().share(), 1) + " %",
                fixed(one.evaluation.perplexity.value, 4), fixed(one.evaluation.kl.value, 4)});
@@ -67,12 +67,12 @@ void print_tables(const DemoResult& result) {
   print("\nDWQ removed " + fixed(100 * result.removed(), 1) +
         " % of the 2-bit model's divergence\n\n");
   std::vector<std::string> header{"prompt", "answer"};
-  for (const DemoModel& one : result.models) header.push_back(one.name);
+  for (const demo::DemoModel& one : result.models) header.push_back(one.name);
   Table answers(header);
   for (std::size_t q = 0; q < result.questions.size(); ++q) {
-    const jobs::TaskCase& asked = result.questions[q];
+    const demo::TaskCase& asked = result.questions[q];
     std::vector<std::string> row{asked.prompt, asked.answer.substr(0, asked.answer.size() - 1)};
-    for (const DemoModel& one : result.models) row.push_back(printable(one.answers[q]));
+    for (const demo::DemoModel& one : result.models) row.push_back(demo::printable(one.answers[q]));
     answers.add(row);
   }
   print(answers.text());
@@ -81,8 +81,8 @@ void print_tables(const DemoResult& result) {
 void demo(const Globals& globals, const DemoFlags& flags) {
   expect_place(globals, flags);
   const Interrupts interrupts("stopping after this step");
-  const DemoResult result = run_demo(globals, flags);
-  if (globals.json) return print_json(to_json(result));
+  const demo::DemoResult result = run_demo(globals, flags);
+  if (globals.json) return print_json(demo::to_json(result));
   print_tables(result);
   print_result("\n" + human_time(result.seconds) + " in all. " + flags.out +
                "/report.html shows how it went;\nthe models are directories in MLX format:\n" +
@@ -114,7 +114,7 @@ void add_demo(CLI::App& app, const Globals& globals) {
       ->check(number(0, 1e6))
       ->type_name("S");
   command->add_option("--cases", flags->cases, "held-out cases that answers are counted on")
-      ->check(whole_number(std::int64_t{jobs::kTasks}, 1U << 20U))
+      ->check(whole_number(std::int64_t{demo::kTasks}, 1U << 20U))
       ->type_name("N");
   command->add_option("--seed", flags->seed, "of weights, questions and their order")
       ->check(whole_number(0, std::uint64_t{1} << 32U))

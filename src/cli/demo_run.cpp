@@ -1,4 +1,5 @@
-// The run of the demo: training, packing, distillation, and measuring what came of each.
+#include "demo_run.h"
+
 #include <chrono>
 #include <filesystem>
 #include <map>
@@ -7,7 +8,8 @@
 
 #include "command.h"
 #include "commit.h"
-#include "demo.h"
+#include "demo/demo_model.h"
+#include "demo/report.h"
 #include "interrupt.h"
 #include "mlxtape/base/files.h"
 #include "mlxtape/jobs/generate.h"
@@ -16,10 +18,9 @@
 #include "mlxtape/models/size.h"
 #include "model_flags.h"
 #include "output.h"
-#include "places.h"
+#include "output_paths.h"
 #include "progress.h"
-#include "report.h"
-#include "training.h"
+#include "train_flags.h"
 
 namespace mlxtape::cli {
 
@@ -27,15 +28,15 @@ namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
+using demo::TaskSide;
 using formats::Json;
-using jobs::TaskSide;
 
 constexpr std::int64_t kLines = 64, kPoints = 10;
 constexpr double kRate = 3e-3;
 // Scales of weights packed in 2 bits are about 0.1.
 constexpr double kDwqRate = 1e-3;
 constexpr std::int64_t kDwqShare = 6;  // a step for each so many of training
-constexpr std::int64_t kTracedSteps = 8, kQuestions = 2 * jobs::kTasks;
+constexpr std::int64_t kTracedSteps = 8, kQuestions = 2 * demo::kTasks;
 constexpr double kTrainingShare = 0.6;  // of all seconds
 constexpr const char *kTraining = "training", *kDistilling = "distilling";
 constexpr const char *kState = "state", *kProgress = "state/progress.json";
@@ -49,7 +50,7 @@ class Demo {
   Demo(const Globals& globals, const DemoFlags& flags)
       : globals_(globals), flags_(flags), encoder_(globals.device().make_encoder()) {}
 
-  const DemoResult& run();
+  const demo::DemoResult& run();
   // Of training, which is there as long as there is anything to go on from.
   StateFlags state() const { return state_of(kTraining); }
 
@@ -90,8 +91,8 @@ class Demo {
   const Globals& globals_;
   const DemoFlags& flags_;
   std::unique_ptr<CommandEncoder> encoder_;
-  DemoResult result_;
-  std::vector<jobs::TaskCase> held_;
+  demo::DemoResult result_;
+  std::vector<demo::TaskCase> held_;
   std::vector<jobs::Batch> held_batches_;
   models::Model model_, student_;
   models::Model reference_;  // the full one, as it was saved
@@ -154,7 +155,7 @@ void Demo::keep() {
   }
   result_.peak_bytes = std::max(result_.peak_bytes, peak_memory(device, peak));
   if (!is_accepted_) return;
-  put(kProgress, demo_progress(result_).dump(2) + "\n");
+  put(kProgress, demo::demo_progress(result_).dump(2) + "\n");
 }
 
 StateFlags Demo::state_of(const std::string& job) const {
@@ -169,7 +170,7 @@ void Demo::go_on() {
   is_accepted_ = false;
   const std::string file = path(kProgress);
   try {
-    read_demo_progress(Json::parse(read_whole(file, "demo"), file), result_);
+    demo::read_demo_progress(Json::parse(read_whole(file, "demo"), file), result_);
   } catch (const Error& e) {
     throw Error(Errc::kIo, file + ": is damaged (" + e.what() + "); delete " + path(kState) +
                                " to start over");
@@ -198,7 +199,7 @@ void Demo::enter() {
 
 void Demo::begin() {
   stage("preparing");
-  write_byte_tokenizer(path("tokenizer"));
+  demo::write_byte_tokenizer(path("tokenizer"));
 
   Device& device = encoder_->device();
   result_.machine = {{"device", device.name()},
@@ -208,7 +209,7 @@ void Demo::begin() {
                                std::string(MLXTAPE_VERSION) + " (" + MLXTAPE_COMMIT + ")");
   result_.machine.emplace_back("command", globals_.command_line);
 
-  const models::Config config = demo_config();
+  const models::Config config = demo::demo_config();
   model_ = models::random_model(config, *encoder_, DType::kF32, seed(0));
   result_.seed = flags_.seed;
   result_.parameters = models::parameter_count(config);
@@ -219,12 +220,12 @@ void Demo::begin() {
   result_.experts_per_token = config.plan.moe()->chosen;
   result_.batch_size = kLines;
   result_.cases = flags_.cases;
-  held_ = jobs::task_cases(TaskSide::kHeldOut, seed(1), flags_.cases);
+  held_ = demo::task_cases(TaskSide::kHeldOut, seed(1), flags_.cases);
   result_.questions.assign(held_.begin(),
                            held_.begin() + std::min<std::ptrdiff_t>(kQuestions, std::ssize(held_)));
   jobs::BatchOptions all = batches();
   all.by_length = true;
-  held_batches_ = jobs::every_batch(jobs::task_samples(held_), all);
+  held_batches_ = jobs::every_batch(demo::task_samples(held_), all);
 }
 
 jobs::TrainOptions Demo::training(std::int64_t iterations) const {
@@ -248,14 +249,14 @@ void Demo::choose_iterations() {
   if (flags_.seconds <= 0) return;
   constexpr std::int64_t kCold = 2, kTimed = 4;
   const models::Model other = models::random_model(model_.config, *encoder_, DType::kF32, 0);
-  const auto cases = jobs::task_cases(TaskSide::kTraining, seed(2), (kCold + kTimed) * kLines);
+  const auto cases = demo::task_cases(TaskSide::kTraining, seed(2), (kCold + kTimed) * kLines);
   jobs::FitHooks hooks;
   Clock::time_point start;
   hooks.on_step = [&](std::int64_t step) {
     encoder_->commit_and_wait();
     if (step == kCold) start = Clock::now();
   };
-  jobs::train(*encoder_, other, {jobs::task_samples(cases), {}, {}}, training(kCold + kTimed),
+  jobs::train(*encoder_, other, {demo::task_samples(cases), {}, {}}, training(kCold + kTimed),
               hooks);
   const double each = since(start) / kTimed;
   const auto fit = static_cast<std::int64_t>(kTrainingShare * flags_.seconds / each);
@@ -268,12 +269,12 @@ void Demo::mark(std::int64_t step) {
     encoder_->commit_and_wait();
     encoder_->set_trace(nullptr);
   }
-  result_.points.push_back({step, jobs::score_tasks(*encoder_, model_, held_)});
+  result_.points.push_back({step, demo::score_tasks(*encoder_, model_, held_)});
   keep();
   if (trace_ != nullptr) encoder_->set_trace(trace_);
   scoring_ += Clock::now() - start;
   if (globals_.quiet) return;
-  const jobs::TaskScores& scores = result_.points.back().scores;
+  const demo::TaskScores& scores = result_.points.back().scores;
   std::string line = "step " +
                      std::string(4 - std::min<std::size_t>(4, std::to_string(step).size()), ' ') +
                      std::to_string(step) + ": right on held-out cases";
@@ -282,8 +283,8 @@ void Demo::mark(std::int64_t step) {
     return std::string(4 - text.size(), ' ') + text + " %";
   };
   line += percent(scores.all().share()) + " (";
-  for (std::size_t t = 0; t < jobs::kTasks; ++t) {
-    line += (t == 0 ? "" : ", ") + std::string(jobs::name_of(static_cast<jobs::Task>(t))) +
+  for (std::size_t t = 0; t < demo::kTasks; ++t) {
+    line += (t == 0 ? "" : ", ") + std::string(demo::name_of(static_cast<demo::Task>(t))) +
             percent(scores.of[t].share());
   }
   bar_->line(line + ")");
@@ -335,7 +336,7 @@ void Demo::train() {
   stage(kTraining);
   const std::int64_t n = result_.iterations;
   const auto samples =
-      jobs::task_samples(jobs::task_cases(TaskSide::kTraining, seed(2), n * kLines));
+      demo::task_samples(demo::task_cases(TaskSide::kTraining, seed(2), n * kLines));
   for (const jobs::Sample& sample : samples) result_.tokens += std::ssize(sample.tokens) - 1;
   const double tokens_per_step = static_cast<double>(result_.tokens) / static_cast<double>(n);
   const std::int64_t every = std::max<std::int64_t>(1, n / kPoints);
@@ -347,7 +348,7 @@ void Demo::train() {
   hooks.on_resumed = [&](std::int64_t step) {
     is_accepted_ = true;
     goes_on(step);
-    std::erase_if(result_.points, [&](const DemoPoint& point) { return point.step > step; });
+    std::erase_if(result_.points, [&](const demo::DemoPoint& point) { return point.step > step; });
   };
   hooks.on_step = [&](std::int64_t step) {
     if (trace_ != nullptr) trace(step);
@@ -379,10 +380,10 @@ void Demo::train() {
 }
 
 void Demo::add_kernels(const std::string& trace) {
-  std::map<std::string, KernelTime> all;
+  std::map<std::string, demo::KernelTime> all;
   const Json events = Json::parse(trace, "trace");
   for (const Json& event : events.find("traceEvents")->array()) {
-    KernelTime& kernel = all[event.find("name")->string()];
+    demo::KernelTime& kernel = all[event.find("name")->string()];
     ++kernel.calls;
     kernel.seconds += 1e-6 * event.find("dur")->number();
   }
@@ -390,14 +391,15 @@ void Demo::add_kernels(const std::string& trace) {
     kernel.name = name;
     result_.kernels.push_back(kernel);
   }
-  std::stable_sort(result_.kernels.begin(), result_.kernels.end(),
-                   [](const KernelTime& a, const KernelTime& b) { return a.seconds > b.seconds; });
+  std::stable_sort(
+      result_.kernels.begin(), result_.kernels.end(),
+      [](const demo::KernelTime& a, const demo::KernelTime& b) { return a.seconds > b.seconds; });
 }
 
 // Of the held-out lines, those of one length together: no padding is counted.
 void Demo::count_routes() {
   std::map<std::int64_t, std::vector<std::int32_t>> by_length;
-  for (const jobs::Sample& sample : jobs::task_samples(held_)) {
+  for (const jobs::Sample& sample : demo::task_samples(held_)) {
     std::vector<std::int32_t>& rows = by_length[std::ssize(sample.tokens)];
     rows.insert(rows.end(), sample.tokens.begin(), sample.tokens.end());
   }
@@ -433,17 +435,17 @@ void Demo::add(const std::string& name, const std::string& folder, const models:
   models::save_model(models::cast_model(*encoder_, model, DType::kBF16), path(folder), save);
   const models::Model loaded = models::load_model(path(folder), *encoder_);
   if (result_.models.empty()) reference_ = loaded;
-  DemoModel row;
+  demo::DemoModel row;
   row.name = name;
   row.folder = folder;
   row.bytes = models::weight_bytes(loaded);
   row.bits_per_weight = models::bits_per_weight(loaded);
-  row.scores = jobs::score_tasks(*encoder_, loaded, held_);
+  row.scores = demo::score_tasks(*encoder_, loaded, held_);
   row.evaluation = jobs::evaluate(*encoder_, loaded, &reference_, held_batches_);
 
   const auto tokenizer = formats::Tokenizer::from_directory(path(folder));
   std::vector<std::vector<std::int32_t>> prompts;
-  for (const jobs::TaskCase& one : result_.questions) {
+  for (const demo::TaskCase& one : result_.questions) {
     prompts.push_back(tokenizer.encode(one.prompt));
   }
   jobs::GenerateOptions greedy;
@@ -468,7 +470,7 @@ void Demo::distil() {
   o.fit.resume = state.resume;
   o.others = true;
   const auto lines = [&](std::uint64_t of, std::int64_t count) {
-    return jobs::task_samples(jobs::task_cases(TaskSide::kTraining, seed(of), count));
+    return demo::task_samples(demo::task_cases(TaskSide::kTraining, seed(of), count));
   };
   const jobs::Batches train(lines(3, o.fit.iterations * kLines), batches());
   jobs::FitHooks hooks = watch(kDistilling, o.fit.iterations);
@@ -493,7 +495,7 @@ void Demo::forget() {
   fs::remove(path(kState), ignored);
 }
 
-const DemoResult& Demo::run() {
+const demo::DemoResult& Demo::run() {
   enter();
   if (flags_.resume && has_demo_state(flags_.out)) go_on();
   begin();
@@ -508,8 +510,8 @@ const DemoResult& Demo::run() {
   add("2 bits, DWQ", "2bit-dwq", student_);
   stage("");
   for (const auto& [name, seconds] : result_.stages) result_.seconds += seconds;
-  put("demo.json", to_json(result_).dump(2) + "\n");
-  put("report.html", report_page(result_));
+  put("demo.json", demo::to_json(result_).dump(2) + "\n");
+  put("report.html", demo::report_page(result_));
   forget();
   return result_;
 }
@@ -522,9 +524,9 @@ bool has_demo_state(const std::string& out) {
          jobs::RunFolder(state + kDistilling).has_state();
 }
 
-DemoResult run_demo(const Globals& globals, const DemoFlags& flags) {
+demo::DemoResult run_demo(const Globals& globals, const DemoFlags& flags) {
   Demo demo(globals, flags);
-  DemoResult result;
+  demo::DemoResult result;
   with_state(demo.state(), globals, [&] { result = demo.run(); });
   return result;
 }

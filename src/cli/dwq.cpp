@@ -11,8 +11,8 @@
 #include "mlxtape/models/size.h"
 #include "model_flags.h"
 #include "output.h"
-#include "places.h"
-#include "training.h"
+#include "output_paths.h"
+#include "train_flags.h"
 
 namespace mlxtape::cli {
 

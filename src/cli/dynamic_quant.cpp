@@ -7,13 +7,13 @@
 #include <memory>
 
 #include "command.h"
-#include "evaluation.h"
+#include "eval_flags.h"
 #include "interrupt.h"
 #include "mlxtape/jobs/dynamic_quant.h"
 #include "mlxtape/models/size.h"
 #include "model_flags.h"
 #include "output.h"
-#include "places.h"
+#include "output_paths.h"
 #include "progress.h"
 
 namespace mlxtape::cli {

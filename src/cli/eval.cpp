@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "command.h"
-#include "evaluation.h"
+#include "eval_flags.h"
 #include "model_flags.h"
 #include "output.h"
 

@@ -8,7 +8,7 @@
 #include "mlxtape/models/size.h"
 #include "model_flags.h"
 #include "output.h"
-#include "places.h"
+#include "output_paths.h"
 
 namespace mlxtape::cli {
 

@@ -11,7 +11,7 @@
 #include "mlxtape/jobs/lora.h"
 #include "model_flags.h"
 #include "output.h"
-#include "training.h"
+#include "train_flags.h"
 
 namespace mlxtape::cli {
 

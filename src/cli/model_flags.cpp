@@ -45,6 +45,7 @@ models::Model load_model(const std::string& directory, CommandEncoder& encoder,
   expect_model(directory);
   Progress::Options options;
   options.unit = Progress::Unit::kBytes;
+  options.plain_first = 1;
   std::unique_ptr<Progress> progress;
   models::LoadOptions load;
   load.progress = [&](std::size_t done, std::size_t all) {
@@ -138,7 +139,7 @@ void AnswerWatch::attach(jobs::GenerateOptions& options) {
     if (progress_ == nullptr) {
       Progress::Options how;
       how.first_after = 1;
-      how.plain_every = std::numeric_limits<double>::infinity();
+      how.plain_first = how.plain_every = std::numeric_limits<double>::infinity();
       progress_ = std::make_unique<Progress>("reading the prompt", all, globals_, how);
     }
     progress_->at(done);

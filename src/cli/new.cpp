@@ -6,7 +6,8 @@
 #include <memory>
 
 #include "command.h"
-#include "demo.h"
+#include "demo/demo_model.h"
+#include "demo/tasks.h"
 #include "mlxtape/base/files.h"
 #include "mlxtape/models/size.h"
 #include "output.h"
@@ -27,9 +28,9 @@ struct Flags {
 constexpr std::int64_t kHeldOut = 500;  // samples of valid, and of test
 
 // Cases from `first` on, a line each.
-std::string lines(jobs::TaskSide side, std::uint64_t seed, std::int64_t first, std::int64_t count) {
+std::string lines(demo::TaskSide side, std::uint64_t seed, std::int64_t first, std::int64_t count) {
   std::string all;
-  const std::vector<jobs::TaskCase> cases = jobs::task_cases(side, seed, first + count);
+  const std::vector<demo::TaskCase> cases = demo::task_cases(side, seed, first + count);
   for (std::size_t i = static_cast<std::size_t>(first); i < cases.size(); ++i) {
     all += Json(Json::Object{{"prompt", cases[i].prompt}, {"completion", cases[i].answer}}).dump() +
            "\n";
@@ -39,15 +40,15 @@ std::string lines(jobs::TaskSide side, std::uint64_t seed, std::int64_t first, s
 
 void write_files(const std::string& folder, const models::Config& config, const Flags& flags) {
   const char* const who = "new";
-  const auto samples = [&](const char* name, jobs::TaskSide side, std::int64_t first,
+  const auto samples = [&](const char* name, demo::TaskSide side, std::int64_t first,
                            std::int64_t count) {
     write_whole(folder + "/data/" + name, lines(side, flags.seed, first, count), who);
   };
   fs::create_directories(folder + "/data");
-  samples("train.jsonl", jobs::TaskSide::kTraining, 0, flags.samples);
-  samples("valid.jsonl", jobs::TaskSide::kHeldOut, 0, kHeldOut);
-  samples("test.jsonl", jobs::TaskSide::kHeldOut, kHeldOut, kHeldOut);
-  write_byte_tokenizer(folder, who);
+  samples("train.jsonl", demo::TaskSide::kTraining, 0, flags.samples);
+  samples("valid.jsonl", demo::TaskSide::kHeldOut, 0, kHeldOut);
+  samples("test.jsonl", demo::TaskSide::kHeldOut, kHeldOut, kHeldOut);
+  demo::write_byte_tokenizer(folder, who);
   write_whole(folder + "/config.json", config.json.dump(2) + "\n", who);
 }
 
@@ -68,7 +69,7 @@ void make(const Globals& globals, const Flags& flags) {
   if (is_there && !(fs::is_directory(folder, reason) && fs::is_empty(folder, reason))) {
     throw Error(Errc::kIo, folder + ": already exists; give a new folder, or an empty one");
   }
-  const models::Config config = demo_config();
+  const models::Config config = demo::demo_config();
   try {
     write_files(folder, config, flags);
   } catch (const fs::filesystem_error& e) {

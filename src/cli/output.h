@@ -6,14 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "base/human.h"
 #include "mlxtape/formats/json.h"
 
 namespace mlxtape::cli {
-
-std::string human_bytes(double bytes);   // "17.5 MiB"
-std::string human_count(double count);   // "1.25 M", "80.0 B"
-std::string human_time(double seconds);  // "1:02:03", "4:05", "0.8 s"
-std::string fixed(double value, int digits);
 
 // Columns as wide as their longest cell; those of numbers to the right.
 class Table {

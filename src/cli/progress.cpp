@@ -55,9 +55,9 @@ void Progress::at(std::int64_t done, const std::string& extra) {
   extra_ = extra;
   if (quiet_) return;
   const auto now = Clock::now();
-  const double wait = !terminal_         ? options_.plain_every
-                      : shown_ == begun_ ? options_.first_after
-                                         : kRedrawSeconds;
+  const bool first = shown_ == begun_;
+  const double wait = terminal_ ? (first ? options_.first_after : kRedrawSeconds)
+                                : (first ? options_.plain_first : options_.plain_every);
   if (seconds(now - shown_) < wait) return;
   shown_ = now;
   draw();

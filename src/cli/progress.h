@@ -25,7 +25,8 @@ class Progress {
     std::int64_t start = 0;  // where a resumed run goes on; not counted in the rate
     Unit unit = Unit::kSteps;
     double first_after = 0.1;  // seconds until the first bar: work that is done at once needs none
-    double plain_every = 5;    // seconds between lines where there is no terminal; infinity: none
+    double plain_first = 5;    // where there is no terminal: seconds until the first line,
+    double plain_every = 5;    // and between lines; infinity: none
     std::FILE* to = nullptr;   // null: stderr
     bool as_terminal = false;  // whatever `to` is
     int columns = 0;           // 0: the terminal's

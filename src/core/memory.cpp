@@ -17,6 +17,7 @@ namespace {
 constexpr std::size_t kUnit = 64;
 constexpr std::size_t kStepsPerOctave = 8;
 constexpr std::size_t kBins = 64 * kStepsPerOctave;
+constexpr std::size_t kNoBin = kBins;  // of a block that is never kept
 constexpr std::size_t kLargest = std::size_t{1} << 62U;
 constexpr std::size_t kGuard = 256;  // bytes on each side; a multiple of the alignment
 constexpr unsigned char kGuardValue = 0xA5;
@@ -39,6 +40,8 @@ SizeClass size_class(std::size_t bytes) {
   const std::size_t steps = (bytes + step - 1) / step;  // 9 to 16
   return {octave * kStepsPerOctave + (steps - kStepsPerOctave - 1), steps * step};
 }
+
+SizeClass exact(std::size_t bytes) { return {kNoBin, (bytes + kUnit - 1) / kUnit * kUnit}; }
 
 std::string with_units(std::size_t bytes) { return std::to_string(bytes) + " bytes"; }
 
@@ -83,7 +86,8 @@ struct MemoryPool::Impl {
       while (*link != block) link = &(*link)->in_use;
       *link = block->in_use;
     }
-    if ((block->guard != 0) != self.guarded) {  // made in the other mode: of no use now
+    const bool of_other_mode = (block->guard != 0) != self.guarded;
+    if (of_other_mode || block->bin == kNoBin) {  // of no use to others
       self.free_block(block);
       return;
     }
@@ -163,14 +167,14 @@ struct MemoryPool::Impl {
     return block.release();
   }
 
-  Block* take(std::size_t bytes) {
+  Block* take(std::size_t bytes, SizeClass (*rounded)(std::size_t) = size_class) {
     if (bytes == 0) throw Error(Errc::kArgument, "memory: at least one byte, got 0");
     if (bytes > kLargest) {
       throw Error(Errc::kOutOfMemory, "memory: at most 2^62 bytes, got " + with_units(bytes));
     }
     const std::lock_guard lock(mutex);
-    const SizeClass wanted = size_class(bytes + (guarded ? 2 * kGuard : 0));
-    auto* block = static_cast<Block*>(bins[wanted.bin]);
+    const SizeClass wanted = rounded(bytes + (guarded ? 2 * kGuard : 0));
+    auto* block = wanted.bin == kNoBin ? nullptr : static_cast<Block*>(bins[wanted.bin]);
     if (block != nullptr) {
       bins[wanted.bin] = block->next;
       block->next = nullptr;
@@ -228,6 +232,12 @@ Buffer MemoryPool::allocate_zeroed(std::size_t bytes) {
   return buffer;
 }
 
+Buffer MemoryPool::allocate_exact(std::size_t bytes) {
+  Impl::Block* block = impl_->take(bytes, exact);
+  block->is_zero = false;
+  return Buffer(block);
+}
+
 MemoryStats MemoryPool::stats() const {
   const std::lock_guard lock(impl_->mutex);
   return impl_->stats;
@@ -256,6 +266,8 @@ void MemoryPool::set_guarded(bool on) {
   impl_->guarded = on;
   impl_->free_cached();
 }
+
+bool MemoryPool::is_guarded() const { return impl_->guarded; }
 
 void MemoryPool::check_guards() {
   const std::lock_guard lock(impl_->mutex);

@@ -227,27 +227,39 @@ const SafetensorsFile::Entry& SafetensorsFile::entry(std::string_view name) cons
 
 const TensorInfo& SafetensorsFile::info(std::string_view name) const { return entry(name).info; }
 
-Tensor SafetensorsFile::tensor(std::string_view name) const {
+// Of a type that this library has, with values that the type can have.
+std::span<std::byte> SafetensorsFile::checked_bytes(std::string_view name) const {
   const Entry& there = entry(name);
   const TensorInfo& info = there.info;
   if (!info.dtype) {
     throw Error(Errc::kDType, std::string(kWho) + ": " + path_ + ": tensor " + in_quotes(name) +
                                   ": must be of a type of mlxtape, got " + shown(info.type));
   }
-  std::byte* bytes = file_->bytes().data() + there.begin;
+  const std::span<std::byte> bytes = file_->bytes().subspan(there.begin, info.bytes);
   if (info.dtype == DType::kBool) {  // any other byte would be no bool
-    const auto* wrong =
-        std::find_if(bytes, bytes + info.bytes, [](std::byte b) { return b > std::byte{1}; });
-    if (wrong != bytes + info.bytes) {
+    const auto wrong =
+        std::find_if(bytes.begin(), bytes.end(), [](std::byte b) { return b > std::byte{1}; });
+    if (wrong != bytes.end()) {
       fail(name, "a BOOL must be 0 or 1, got " + std::to_string(std::to_integer<int>(*wrong)));
     }
   }
+  return bytes;
+}
+
+std::span<const std::byte> SafetensorsFile::bytes(std::string_view name) const {
+  return checked_bytes(name);
+}
+
+Tensor SafetensorsFile::tensor(std::string_view name) const {
+  const std::span<std::byte> bytes = checked_bytes(name);
+  const Entry& there = entry(name);
+  const TensorInfo& info = there.info;
   if (there.begin % size_of(*info.dtype) != 0) {
     Tensor copy = Device::cpu().empty(info.shape, *info.dtype);
-    if (info.bytes > 0) std::memcpy(copy.data(), bytes, info.bytes);
+    if (info.bytes > 0) std::memcpy(copy.data(), bytes.data(), info.bytes);
     return copy;
   }
-  return {Buffer::wrap(Device::cpu(), bytes, info.bytes, [file = file_] {}), *info.dtype,
+  return {Buffer::wrap(Device::cpu(), bytes.data(), info.bytes, [file = file_] {}), *info.dtype,
           info.shape};
 }
 

@@ -1,6 +1,6 @@
 #include "mlxtape/jobs/lora.h"
 
-#include "base.h"
+#include "fingerprint.h"
 #include "mlxtape/jobs/run_folder.h"
 
 namespace mlxtape::jobs {

@@ -3,7 +3,7 @@
 #include <memory>
 #include <set>
 
-#include "base.h"
+#include "fingerprint.h"
 
 namespace mlxtape::jobs {
 

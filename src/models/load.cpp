@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "mlxtape/base/quote.h"
+#include "mlxtape/core/bump_allocator.h"
 #include "mlxtape/formats/model_directory.h"
 #include "mlxtape/models/lora.h"
 #include "mlxtape/models/size.h"
@@ -16,11 +17,16 @@ namespace mlxtape::models {
 
 namespace {
 
+// A tensor of a directory, before anything of its data is read.
+struct Stored {
+  std::string name;  // in its file
+  Tensor like;       // its type and shape, without memory
+};
+
 // The tensors of a directory under the names that MLX gives them.
 class Source {
  public:
-  Source(const formats::ModelFiles& files, const Config& config, bool numbers)
-      : files_(files), c_(config), numbers_(numbers) {
+  Source(const formats::ModelFiles& files, const Config& config) : files_(files), c_(config) {
     for (const std::string& name : files.names()) {
       const std::optional<std::string> known = renamed(name);
       if (!known) continue;
@@ -41,18 +47,19 @@ class Source {
   bool has(const std::string& name) const { return names_.count(name) != 0; }
   bool is_foreign() const { return foreign_; }
 
+  const formats::ModelFiles& files() const { return files_; }
+
   // Each may be taken once.
-  Tensor take(const std::string& name) {
+  Stored take(const std::string& name) {
     const auto found = names_.find(name);
     if (found == names_.end()) {
       throw Error(Errc::kIo, files_.path() + ": the tensor " + name + " is missing");
     }
     const formats::TensorInfo& info = files_.info(found->second);
-    const bool readable = info.dtype.has_value();  // if not, tensor says so
-    const Tensor t = numbers_ || !readable ? files_.tensor(found->second)
-                                           : Tensor::meta(info.shape, *info.dtype);
+    if (!info.dtype) files_.tensor(found->second);  // says so
+    Stored stored{found->second, Tensor::meta(info.shape, *info.dtype)};
     names_.erase(found);
-    return t;
+    return stored;
   }
 
   void expect_empty() const {
@@ -81,22 +88,27 @@ class Source {
 
   const formats::ModelFiles& files_;
   const Config& c_;
-  bool numbers_;
   std::map<std::string, std::string> names_;  // MLX's -> the file's
   bool foreign_ = false;
 };
 
-// Without an encoder tensors have no memory, and all else is checked the same.
+// Where the weights come to be.
+struct Place {
+  CommandEncoder& encoder;
+  BumpAllocator memory;
+};
+
+// Without a place tensors have no memory, and all else is checked the same.
 class Loader {
  public:
-  Loader(Source& source, const Config& config, std::string path, CommandEncoder* encoder,
-         const LoadOptions& options, std::size_t all)
+  Loader(Source& source, const Config& config, std::string path, Place* place,
+         const LoadOptions& options)
       : source_(source),
         c_(config),
         path_(std::move(path)),
-        encoder_(encoder),
+        place_(place),
         options_(options),
-        all_(all) {}
+        all_(source.files().total_bytes()) {}
 
   void fill(const Slot& slot) {
     if (slot.is_weight) {
@@ -120,25 +132,47 @@ class Loader {
     }
   }
 
-  // Where the encoder works; on the CPU the file's own memory.
-  Tensor placed(const Tensor& t) {
-    done_ += t.bytes();
+  void count(std::size_t bytes) {
+    done_ += bytes;
     if (options_.progress) options_.progress(done_, all_);
-    return encoder_ == nullptr ? t : encoder_->place(t);
+  }
+
+  Tensor empty(const Shape& shape, DType dtype) {
+    return place_ == nullptr ? Tensor::meta(shape, dtype) : place_->memory.empty(shape, dtype);
+  }
+
+  // Bytes [begin, begin + to.bytes()) of a stored tensor, straight from where its file is mapped.
+  void copy(const Stored& stored, std::size_t begin, const Tensor& to) {
+    if (place_ == nullptr) return;
+    const std::span<const std::byte> bytes = source_.files().bytes(stored.name);
+    place_->encoder.upload(bytes.data() + begin, to.bytes(), to);
+    count(to.bytes());
+  }
+
+  // Where the device uses the host's memory, the file's own.
+  Tensor placed(const Stored& stored) {
+    if (place_ == nullptr) return stored.like;
+    if (place_->encoder.device().traits().uses_host_memory) {
+      count(stored.like.bytes());
+      return source_.files().tensor(stored.name);
+    }
+    const Tensor t = empty(stored.like.shape(), stored.like.dtype());
+    copy(stored, 0, t);
+    return t;
   }
 
   Tensor tensor(const Slot& slot) {
-    Tensor t = source_.take(slot.name);
+    Stored stored = source_.take(slot.name);
     // [C, K, 1], or [C, 1, K]: the same bytes.
-    if (slot.role == Role::kConv && t.shape() == Shape{slot.shape[0], 1, slot.shape[1]}) {
-      t = t.reshape(slot.file_shape);
+    if (slot.role == Role::kConv && stored.like.shape() == Shape{slot.shape[0], 1, slot.shape[1]}) {
+      stored.like = stored.like.reshape(slot.file_shape);
     }
-    expect(slot.name, t, slot.file_shape);
-    t = placed(t).reshape(slot.shape);
+    expect(slot.name, stored.like, slot.file_shape);
+    const Tensor t = placed(stored).reshape(slot.shape);
     // Hugging Face's norms multiply by 1 + w; that of a delta net's result by w.
     const bool from_0 = source_.is_foreign() && slot.role == Role::kNorm;
-    if (encoder_ == nullptr || !from_0) return t;
-    return ops::add(*encoder_, t, encoder_->full({}, t.dtype(), 1));
+    if (place_ == nullptr || !from_0) return t;
+    return ops::add(place_->encoder, t, place_->encoder.full({}, t.dtype(), 1));
   }
 
   nn::Weight weight(const Slot& slot) {
@@ -150,43 +184,43 @@ class Loader {
     if (scaled)
       fail(slot.name + ".scales", "is there, but config.json does not say how it is packed");
     if (slot.experts > 0 && !source_.has(slot.name + ".weight")) return stacked(slot);
-    const Tensor t = source_.take(slot.name + ".weight");
-    expect(slot.name + ".weight", t, slot.shape);
-    return placed(t);
+    const Stored stored = source_.take(slot.name + ".weight");
+    expect(slot.name + ".weight", stored.like, slot.shape);
+    return placed(stored);
   }
 
   nn::Weight packed(const Slot& slot, const Packing& packing) {
     const std::int64_t in = slot.shape.back();
-    Shape codes = slot.shape, groups = slot.shape;
-    codes[codes.rank() - 1] = in * packing.bits / 32;
+    Shape shape = slot.shape, groups = slot.shape;
+    shape[shape.rank() - 1] = in * packing.bits / 32;
     groups[groups.rank() - 1] = in / packing.group_size;
-    ops::QuantizedWeight w;
-    w.bits = packing.bits;
-    w.group_size = packing.group_size;
-    w.codes = source_.take(slot.name + ".weight");
-    w.scales = source_.take(slot.name + ".scales");
-    w.biases = source_.take(slot.name + ".biases");
+    const Stored codes = source_.take(slot.name + ".weight");
+    const Stored scales = source_.take(slot.name + ".scales");
+    const Stored biases = source_.take(slot.name + ".biases");
     if (in % packing.group_size != 0) {
       fail(slot.name + ".weight", "has rows of " + std::to_string(in) +
                                       " numbers, which groups of " +
                                       std::to_string(packing.group_size) + " do not divide");
     }
-    if (!(w.codes.shape() == codes) || w.codes.dtype() != DType::kU32) {
-      fail(slot.name + ".weight", "must be " + to_string(codes) + " u32 for " +
-                                      std::to_string(packing.bits) + " bits in groups of " +
-                                      std::to_string(packing.group_size) + ", got " +
-                                      to_string(w.codes.shape()) + " " + name_of(w.codes.dtype()));
+    if (!(codes.like.shape() == shape) || codes.like.dtype() != DType::kU32) {
+      fail(slot.name + ".weight",
+           "must be " + to_string(shape) + " u32 for " + std::to_string(packing.bits) +
+               " bits in groups of " + std::to_string(packing.group_size) + ", got " +
+               to_string(codes.like.shape()) + " " + name_of(codes.like.dtype()));
     }
-    expect(slot.name + ".scales", w.scales, groups);
-    expect(slot.name + ".biases", w.biases, groups);
-    if (w.biases.dtype() != w.scales.dtype()) {
+    expect(slot.name + ".scales", scales.like, groups);
+    expect(slot.name + ".biases", biases.like, groups);
+    if (biases.like.dtype() != scales.like.dtype()) {
       fail(slot.name + ".biases", std::string("must be of the scales' type ") +
-                                      name_of(w.scales.dtype()) + ", got " +
-                                      name_of(w.biases.dtype()));
+                                      name_of(scales.like.dtype()) + ", got " +
+                                      name_of(biases.like.dtype()));
     }
-    w.codes = placed(w.codes);
-    w.scales = placed(w.scales);
-    w.biases = placed(w.biases);
+    ops::QuantizedWeight w;
+    w.bits = packing.bits;
+    w.group_size = packing.group_size;
+    w.codes = placed(codes);
+    w.scales = placed(scales);
+    w.biases = placed(biases);
     return w;
   }
 
@@ -196,50 +230,51 @@ class Loader {
     const std::string mlp = slot.name.substr(0, cut) + ".experts.";
     const std::string part = slot.name.substr(cut + std::string(".switch_mlp.").size());
     if (source_.has(mlp + "down_proj") || gate_up_.count(mlp) != 0) {
-      if (part == "down_proj") {
-        const Tensor t = source_.take(mlp + part);
-        expect(mlp + part, t, slot.shape);
-        return placed(t);
-      }
-      const Shape both{slot.shape[0], 2 * slot.shape[1], slot.shape[2]};
-      auto [at, is_new] = gate_up_.try_emplace(mlp);
-      if (is_new) {
-        at->second = source_.take(mlp + "gate_up_proj");
-        expect(mlp + "gate_up_proj", at->second, both);
-        at->second = placed(at->second);
-      }
-      const std::int64_t start = part == "gate_proj" ? 0 : slot.shape[1];
-      const Tensor half =
-          encoder_ == nullptr
-              ? Tensor::meta(slot.shape, at->second.dtype())
-              : encoder_->contiguous(at->second.slice(1, start, start + slot.shape[1]));
-      if (start != 0) gate_up_.erase(at);  // gate came before
-      return half;
+      if (part != "down_proj") return half_of(slot, mlp, part == "up_proj");
+      const Stored stored = source_.take(mlp + part);
+      expect(mlp + part, stored.like, slot.shape);
+      return placed(stored);
     }
     Tensor all;
     for (std::int64_t e = 0; e < slot.shape[0]; ++e) {
       const std::string name = mlp + std::to_string(e) + "." + part + ".weight";
       if (e == 0 && !source_.has(name))
         source_.take(slot.name + ".weight");  // names what is missing
-      const Tensor t = source_.take(name);
-      expect(name, t, {slot.shape[1], slot.shape[2]});
-      if (e == 0) {
-        all = encoder_ == nullptr ? Tensor::meta(slot.shape, t.dtype())
-                                  : encoder_->empty(slot.shape, t.dtype());
+      const Stored stored = source_.take(name);
+      expect(name, stored.like, {slot.shape[1], slot.shape[2]});
+      if (e == 0) all = empty(slot.shape, stored.like.dtype());
+      if (stored.like.dtype() != all.dtype()) {
+        fail(name, "has another type than the experts before it");
       }
-      if (t.dtype() != all.dtype()) fail(name, "has another type than the experts before it");
-      if (encoder_ != nullptr) encoder_->copy(placed(t), all.select(0, e));
+      if (place_ != nullptr) copy(stored, 0, all.select(0, e));
     }
     return all;
+  }
+
+  // Of each expert's gate_up_proj [2·I, H], the first or the second half of the rows.
+  Tensor half_of(const Slot& slot, const std::string& mlp, bool second) {
+    const std::string name = mlp + "gate_up_proj";
+    auto [at, is_new] = gate_up_.try_emplace(mlp);
+    if (is_new) at->second = source_.take(name);
+    const Stored& both = at->second;
+    expect(name, both.like, {slot.shape[0], 2 * slot.shape[1], slot.shape[2]});
+    const Tensor half = empty(slot.shape, both.like.dtype());
+    if (place_ == nullptr) return half;
+    for (std::int64_t e = 0; e < slot.shape[0]; ++e) {
+      const Tensor to = half.select(0, e);
+      const std::size_t which = 2 * static_cast<std::size_t>(e) + (second ? 1 : 0);
+      copy(both, which * to.bytes(), to);
+    }
+    return half;
   }
 
   Source& source_;
   const Config& c_;
   std::string path_;
-  CommandEncoder* encoder_;
+  Place* place_;
   const LoadOptions& options_;
   std::size_t all_, done_ = 0;
-  std::map<std::string, Tensor> gate_up_;
+  std::map<std::string, Stored> gate_up_;
 };
 
 // All of the embedding's type; norms, filters, A_log and dt_bias may be f32.
@@ -254,17 +289,20 @@ void expect_one_type(const Model& model, const std::vector<Slot>& slots, const s
   }
 }
 
-Model load(const std::string& directory, CommandEncoder* encoder, const LoadOptions& options) {
-  Model model;
-  model.config = Config::parse(formats::read_model_config(directory), directory + "/config.json",
-                               options.architecture);
-  const formats::ModelFiles files(directory);
-  Source source(files, model.config, encoder != nullptr);
-  Loader loader(source, model.config, directory, encoder, options, files.total_bytes());
+void fill(Model& model, const formats::ModelFiles& files, Place* place,
+          const LoadOptions& options) {
+  Source source(files, model.config);
+  Loader loader(source, model.config, files.path(), place, options);
   const std::vector<Slot> all = slots(model.weights, model.config);
   for (const Slot& slot : all) loader.fill(slot);
   source.expect_empty();
-  expect_one_type(model, all, directory);
+  expect_one_type(model, all, files.path());
+}
+
+Model configured(const std::string& directory, const Architecture* architecture) {
+  Model model;
+  model.config = Config::parse(formats::read_model_config(directory), directory + "/config.json",
+                               architecture);
   return model;
 }
 
@@ -272,13 +310,24 @@ Model load(const std::string& directory, CommandEncoder* encoder, const LoadOpti
 
 Model load_model(const std::string& directory, CommandEncoder& encoder,
                  const LoadOptions& options) {
-  Model model = load(directory, &encoder, options);
+  Model model = configured(directory, options.architecture);
+  const formats::ModelFiles files(directory);
+  fill(model, files, nullptr, {});  // what is wrong is found before any memory is taken
+  Place place{encoder, BumpAllocator(encoder.device())};
+  if (!encoder.device().traits().uses_host_memory) {
+    for (const Parameter& p : parameters(model)) place.memory.expect(p.tensor.bytes());
+  }
+  fill(model, files, &place, options);
   model.ropes = make_ropes(model.config.plan, encoder, model.dtype());
   encoder.commit_and_wait();
   return model;
 }
 
-Model load_shapes(const std::string& directory) { return load(directory, nullptr, {}); }
+Model load_shapes(const std::string& directory) {
+  Model model = configured(directory, nullptr);
+  fill(model, formats::ModelFiles(directory), nullptr, {});
+  return model;
+}
 
 void save_model(const Model& model, const std::string& directory, const SaveOptions& options) {
   formats::ModelToSave out;

@@ -14,7 +14,7 @@ using cli::Progress;
 
 // What is written to a file that is no terminal, or as if it were one.
 std::string written(bool as_terminal, int columns, bool quiet, double first_after = 0.1,
-                    double plain_every = 0.1) {
+                    double plain_first = 0.1, double plain_every = 0.1) {
   std::FILE* file = std::tmpfile();
   if (file == nullptr) return "no temporary file";
   cli::Globals globals;
@@ -24,6 +24,7 @@ std::string written(bool as_terminal, int columns, bool quiet, double first_afte
   options.as_terminal = as_terminal;
   options.columns = columns;
   options.first_after = first_after;
+  options.plain_first = plain_first;
   options.plain_every = plain_every;
   {
     Progress progress("train", 100, globals, options);
@@ -75,7 +76,9 @@ TEST(CliProgress, NothingOfWhatIsDoneSoon) {
   EXPECT_EQ(written(true, 80, false, 60), "saved\n");
   // Where there is no terminal the first bar is no matter, and an endless wait means none.
   EXPECT_NE(written(false, 80, false, 60), "saved\n");
-  EXPECT_EQ(written(false, 80, false, 0.1, std::numeric_limits<double>::infinity()), "saved\n");
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(written(false, 80, false, 0.1, kNever), "saved\n");
+  EXPECT_NE(written(false, 80, false, 0.1, 0.1, kNever), "saved\n");
 }
 
 }  // namespace

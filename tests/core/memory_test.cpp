@@ -59,6 +59,19 @@ struct Memory : testing::Test {
   }
 };
 
+TEST_F(Memory, ExactBlocksAreNotRoundedAndNotKept) {
+  constexpr std::size_t kBytes =
+      (std::size_t{512} << 10) + 64;  // the pool's next size has 64 KiB more
+  {
+    const Buffer exact = pool.allocate_exact(kBytes);
+    EXPECT_EQ(exact.bytes(), kBytes);
+    EXPECT_EQ(pool.stats().current, kBytes);
+    EXPECT_EQ(pool.allocate_exact(1).bytes(), 1U);
+  }
+  EXPECT_EQ(pool.stats().current, 0U);
+  EXPECT_EQ(pool.stats().cached, 0U);
+}
+
 TEST_F(Memory, CountsCurrentPeakCachedAndReuse) {
   {
     const Buffer a = pool.allocate(1000);

@@ -48,6 +48,8 @@ class MemoryPool {
   // allocated before stays usable. The cache is given back to the system before it says no.
   Buffer allocate(std::size_t bytes);         // contents undefined
   Buffer allocate_zeroed(std::size_t bytes);  // every byte 0, also when the block is used again
+  // Without rounding up, for what stays: such a block goes back to the system, not to the cache. Arenas do not plan it.
+  Buffer allocate_exact(std::size_t bytes);
 
   MemoryStats stats() const;
   void set_limit(std::size_t bytes);  // 0 = no limit; applies to what is allocated from now on
@@ -59,6 +61,7 @@ class MemoryPool {
   // Bands are checked when a block comes back and by check_guards, which throws kBackend if any
   // was ever found broken since the last call. For tests: it costs a fill per allocation.
   void set_guarded(bool on);
+  bool is_guarded() const;
   void check_guards();
 
  private:

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,6 +34,7 @@ class ModelFiles {
   Tensor tensor(std::string_view name) const {
     return file(name).tensor(name);
   }  // in place, as SafetensorsFile's
+  std::span<const std::byte> bytes(std::string_view name) const { return file(name).bytes(name); }
   std::size_t total_bytes() const { return total_bytes_; }
   const std::vector<SafetensorsFile>& files() const { return files_; }  // sorted by name
 

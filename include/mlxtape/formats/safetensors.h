@@ -48,6 +48,8 @@ class SafetensorsFile {
   // On the cpu device, in place: the file stays mapped as long as any tensor of it lives, and what is written to
   // the tensor never comes to the file. Only a tensor that does not lie at a multiple of its element size is copied.
   Tensor tensor(std::string_view name) const;
+  // Where they are mapped, at any alignment: for copies to another place.
+  std::span<const std::byte> bytes(std::string_view name) const;
 
   // Of a file that write_checked_safetensors made: reads all of it, and throws kIo where a byte has changed since, or where
   // it has no checksum.
@@ -63,6 +65,7 @@ class SafetensorsFile {
   [[noreturn]] void fail(std::string_view tensor, const std::string& what) const;
   void read_header();
   const Entry& entry(std::string_view name) const;
+  std::span<std::byte> checked_bytes(std::string_view name) const;
   void check_overlaps() const;
 
   std::string path_;

@@ -1,35 +1,36 @@
-#include "cli/report.h"
+#include "demo/report.h"
 
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 
-#include "cli/svg.h"
+#include "demo/demo_model.h"
+#include "demo/svg.h"
 #include "formats/support.h"
 #include "mlxtape/models/size.h"
 
 namespace mlxtape::test {
 namespace {
 
-using cli::DemoResult;
+using demo::DemoResult;
 using formats::TempFolder;
 
 TEST(CliSvg, Ticks) {
   using List = std::vector<double>;
-  EXPECT_EQ(cli::ticks(0, 100, 5), (List{0, 20, 40, 60, 80, 100}));
-  EXPECT_EQ(cli::ticks(0, 1800, 6), (List{0, 500, 1000, 1500}));
-  EXPECT_EQ(cli::ticks(-3, 3, 3), (List{-2, 0, 2}));
-  EXPECT_EQ(cli::ticks(7, 7, 5), List{7});
-  EXPECT_EQ(cli::short_number(0.05), "0.05");
-  EXPECT_EQ(cli::short_number(1500), "1500");
-  EXPECT_EQ(cli::short_number(-0.0), "0");
-  EXPECT_EQ(cli::short_number(0.00001), "0.000010");
-  EXPECT_EQ(cli::short_number(123456), "123456");
+  EXPECT_EQ(demo::ticks(0, 100, 5), (List{0, 20, 40, 60, 80, 100}));
+  EXPECT_EQ(demo::ticks(0, 1800, 6), (List{0, 500, 1000, 1500}));
+  EXPECT_EQ(demo::ticks(-3, 3, 3), (List{-2, 0, 2}));
+  EXPECT_EQ(demo::ticks(7, 7, 5), List{7});
+  EXPECT_EQ(demo::short_number(0.05), "0.05");
+  EXPECT_EQ(demo::short_number(1500), "1500");
+  EXPECT_EQ(demo::short_number(-0.0), "0");
+  EXPECT_EQ(demo::short_number(0.00001), "0.000010");
+  EXPECT_EQ(demo::short_number(123456), "123456");
 }
 
 TEST(CliSvg, TextIsEscaped) {
-  EXPECT_EQ(cli::escaped("<a href=\"x\">&"), "&lt;a href=&quot;x&quot;&gt;&amp;");
+  EXPECT_EQ(demo::escaped("<a href=\"x\">&"), "&lt;a href=&quot;x&quot;&gt;&amp;");
 }
 
 std::vector<std::string> all_between(const std::string& text, const std::string& before,
@@ -44,20 +45,20 @@ std::vector<std::string> all_between(const std::string& text, const std::string&
 
 // Of a chart of 460 × 300 the plot is from 62 to 446 and, without a legend, from 254 up to 12.
 TEST(CliSvg, LinesStandWhereTheirValuesAre) {
-  const std::string linear = cli::line_chart({{"", {{0, 0}, {5, 50}, {10, 100}}, 0}}, {});
+  const std::string linear = demo::line_chart({{"", {{0, 0}, {5, 50}, {10, 100}}, 0}}, {});
   EXPECT_EQ(all_between(linear, "<path d=\"", "\""),
             std::vector<std::string>{"M62 254L254 133L446 12"});
-  cli::ChartOptions log;
+  demo::ChartOptions log;
   log.log_y = true;
   const std::string powers =
-      cli::line_chart({{"", {{0, 0.01}, {5, 0.1}, {10, 0}, {10, 1}}, 0}}, log);
+      demo::line_chart({{"", {{0, 0.01}, {5, 0.1}, {10, 0}, {10, 1}}, 0}}, log);
   EXPECT_EQ(all_between(powers, "<path d=\"", "\""),
             std::vector<std::string>{"M62 254L254 133L446 12"});
-  for (const std::vector<cli::Series>& none :
-       {std::vector<cli::Series>{{"", {}, 0}}, {{"", {{3, 7}}, 0}}, {{"", {{0, 0}, {1, 0}}, 0}}}) {
+  for (const std::vector<demo::Series>& none :
+       {std::vector<demo::Series>{{"", {}, 0}}, {{"", {{3, 7}}, 0}}, {{"", {{0, 0}, {1, 0}}, 0}}}) {
     for (const bool log_y : {false, true}) {
       log.log_y = log_y;
-      const std::string chart = cli::line_chart(none, log);
+      const std::string chart = demo::line_chart(none, log);
       EXPECT_EQ(chart.find("nan"), std::string::npos) << chart;
       EXPECT_EQ(chart.find("inf"), std::string::npos) << chart;
     }
@@ -66,9 +67,9 @@ TEST(CliSvg, LinesStandWhereTheirValuesAre) {
 
 TEST(CliSvg, BarsAreAsLongAsTheirValues) {
   const std::string chart =
-      cli::bar_chart({{"a", "4", 4, 0}, {"b", "1", 1, 1}, {"c", "0", 0, 1}}, "bars", 442, 130);
+      demo::bar_chart({{"a", "4", 4, 0}, {"b", "1", 1, 1}, {"c", "0", 0, 1}}, "bars", 442, 130);
   EXPECT_EQ(all_between(chart, "width=\"", "\""), (std::vector<std::string>{"200", "50", "1"}));
-  const std::string map = cli::heat_map({{0.5, 0.25}, {0, 1}}, "layer", "expert");
+  const std::string map = demo::heat_map({{0.5, 0.25}, {0, 1}}, "layer", "expert");
   EXPECT_EQ(all_between(map, "fill-opacity=\"", "\""),
             (std::vector<std::string>{"0.47", "0.26", "0.04", "0.90"}));
 }
@@ -84,9 +85,9 @@ DemoResult some_result() {
   r.kernels = {{"matmul_fwd_f32", 3, 0.5}};
   r.stages = {{"training", 12}};
   r.traced_steps = 1;
-  r.questions = {{jobs::Task::kCopy, "copy abc>", "abc\n"}};
+  r.questions = {{demo::Task::kCopy, "copy abc>", "abc\n"}};
   for (const double kl : {0.0, 0.01, 0.4, 0.1}) {
-    cli::DemoModel model;
+    demo::DemoModel model;
     model.name = "kl <" + std::to_string(kl);
     model.evaluation.kl.value = kl;
     model.answers = {kl > 0.2 ? "<b>\xff" : "abc"};
@@ -114,7 +115,7 @@ void expect_balanced(const std::string& page) {
 }
 
 TEST(CliReport, IsOnePageThatNeedsNothingElse) {
-  const std::string page = cli::report_page(some_result());
+  const std::string page = demo::report_page(some_result());
   expect_balanced(page);
   for (const char* no : {"<script", "http:", "https:", "src=", "@import", "url(", "nan", "inf\""}) {
     EXPECT_EQ(page.find(no), std::string::npos) << no;
@@ -127,7 +128,7 @@ TEST(CliReport, IsOnePageThatNeedsNothingElse) {
 }
 
 TEST(CliReport, ResultAsJson) {
-  const formats::Json json = cli::to_json(some_result());
+  const formats::Json json = demo::to_json(some_result());
   EXPECT_NEAR(json.find("dwq")->find("kl_removed")->number(), 0.75, 1e-12);
   EXPECT_EQ(json.find("models")->array().size(), 4U);
   EXPECT_EQ(json.find("models")->array()[2].find("answers")->array()[0].string(), "<b>?");
@@ -135,14 +136,14 @@ TEST(CliReport, ResultAsJson) {
 }
 
 TEST(CliDemo, ModelAndTokenizer) {
-  const models::Config config = cli::demo_config();
+  const models::Config config = demo::demo_config();
   EXPECT_NEAR(static_cast<double>(models::parameter_count(config)), 2e6, 1e5);
   EXPECT_EQ(config.plan.layer(0).attention(), nullptr);
   EXPECT_NE(config.plan.layer(3).attention(), nullptr);
   EXPECT_NE(config.plan.layer(0).moe(), nullptr);
 
   const TempFolder folder;
-  cli::write_byte_tokenizer(folder.path.string());
+  demo::write_byte_tokenizer(folder.path.string());
   std::ofstream(folder.path / "config.json") << config.json.dump();
   const auto tokenizer = formats::Tokenizer::from_directory(folder.path.string());
   std::string bytes;

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <cstdio>
 
-#include "output.h"
+#include "base/human.h"
 
-namespace mlxtape::cli {
+namespace mlxtape::demo {
 
 namespace {
 
@@ -244,4 +244,4 @@ std::string heat_map(const std::vector<std::vector<double>>& shares, const std::
   return out + "</svg>\n";
 }
 
-}  // namespace mlxtape::cli
+}  // namespace mlxtape::demo

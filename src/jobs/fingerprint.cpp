@@ -1,4 +1,4 @@
-#include "base.h"
+#include "fingerprint.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "evaluation.h"
+#include "eval_flags.h"
 
 #include <CLI/CLI.hpp>
 

@@ -11,7 +11,7 @@
 #include "mlxtape/jobs/run_folder.h"
 #include "mlxtape/jobs/train.h"
 #include "optimiser_flags.h"
-#include "places.h"
+#include "output_paths.h"
 #include "progress.h"
 
 namespace mlxtape::cli {

@@ -20,7 +20,7 @@
 #include "mlxtape/jobs/dataset.h"
 #include "mlxtape/models/model.h"
 
-namespace mlxtape::jobs {
+namespace mlxtape::demo {
 
 enum class Task : std::uint8_t { kCopy, kReverse, kAdd, kRecall, kClose };
 inline constexpr std::size_t kTasks = 5;
@@ -40,7 +40,7 @@ std::string task_answer(const std::string& prompt);
 TaskSide side_of(const std::string& prompt);
 
 // Prompts and answers as bytes, for Batches with learn_prompt off.
-std::vector<Sample> task_samples(const std::vector<TaskCase>& cases);
+std::vector<jobs::Sample> task_samples(const std::vector<TaskCase>& cases);
 
 struct TaskScore {
   std::int64_t right = 0, cases = 0;
@@ -57,4 +57,4 @@ struct TaskScores {
 TaskScores score_tasks(CommandEncoder& encoder, const models::Model& model,
                        const std::vector<TaskCase>& cases, std::int64_t batch_size = 128);
 
-}  // namespace mlxtape::jobs
+}  // namespace mlxtape::demo

@@ -4,10 +4,10 @@
 
 #include <string>
 
-#include "demo.h"
+#include "demo_result.h"
 
-namespace mlxtape::cli {
+namespace mlxtape::demo {
 
 std::string report_page(const DemoResult& result);
 
-}  // namespace mlxtape::cli
+}  // namespace mlxtape::demo

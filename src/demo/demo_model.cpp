@@ -1,8 +1,8 @@
-// The demo's model and its tokenizer: nothing of the source tree is needed at run time.
-#include "demo.h"
+#include "demo_model.h"
+
 #include "mlxtape/base/files.h"
 
-namespace mlxtape::cli {
+namespace mlxtape::demo {
 
 namespace {
 
@@ -71,4 +71,4 @@ void write_byte_tokenizer(const std::string& folder, const char* who) {
   write("/tokenizer_config.json", settings.dump(2));
 }
 
-}  // namespace mlxtape::cli
+}  // namespace mlxtape::demo

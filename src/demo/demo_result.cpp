@@ -1,19 +1,20 @@
+#include "demo_result.h"
+
 #include <array>
 #include <cstdio>
 
-#include "demo.h"
 #include "mlxtape/base/checksum.h"
 
-namespace mlxtape::cli {
+namespace mlxtape::demo {
 
 namespace {
 
 using formats::Json;
 
-Json of_scores(const jobs::TaskScores& scores) {
+Json of_scores(const TaskScores& scores) {
   Json result = Json::Object{{"all", scores.all().share()}};
-  for (std::size_t t = 0; t < jobs::kTasks; ++t) {
-    result.set(jobs::name_of(static_cast<jobs::Task>(t)), scores.of[t].share());
+  for (std::size_t t = 0; t < kTasks; ++t) {
+    result.set(name_of(static_cast<Task>(t)), scores.of[t].share());
   }
   return result;
 }
@@ -113,7 +114,7 @@ Json to_json(const DemoResult& result) {
   for (const auto& [name, value] : result.machine) machine.set(name, value);
   Json::Array models, questions;
   for (const DemoModel& model : result.models) models.push_back(of_model(model));
-  for (const jobs::TaskCase& one : result.questions) {
+  for (const TaskCase& one : result.questions) {
     questions.emplace_back(Json::Object{{"prompt", one.prompt}, {"answer", one.answer}});
   }
   return Json::Object{{"machine", std::move(machine)},
@@ -140,7 +141,7 @@ Json demo_progress(const DemoResult& result) {
   Json::Array points;
   for (const DemoPoint& point : result.points) {
     Json::Array right, cases;
-    for (const jobs::TaskScore& score : point.scores.of) {
+    for (const TaskScore& score : point.scores.of) {
       right.emplace_back(score.right);
       cases.emplace_back(score.cases);
     }
@@ -170,11 +171,11 @@ void read_demo_progress(const Json& progress, DemoResult& result) {
   for (const Json& row : at(progress, "held_out").array()) {
     DemoPoint point{at(row, "step").integer(), {}};
     const Json::Array &right = at(row, "right").array(), &cases = at(row, "cases").array();
-    if (right.size() != jobs::kTasks || cases.size() != jobs::kTasks) {
+    if (right.size() != kTasks || cases.size() != kTasks) {
       throw Error(Errc::kIo, "a demo's progress.json must have a score for each of " +
-                                 std::to_string(jobs::kTasks) + " tasks");
+                                 std::to_string(kTasks) + " tasks");
     }
-    for (std::size_t t = 0; t < jobs::kTasks; ++t) {
+    for (std::size_t t = 0; t < kTasks; ++t) {
       point.scores.of[t] = {right[t].integer(), cases[t].integer()};
     }
     result.points.push_back(point);
@@ -193,4 +194,4 @@ void read_demo_progress(const Json& progress, DemoResult& result) {
   result.peak_bytes = static_cast<std::size_t>(at(progress, "peak_bytes").integer());
 }
 
-}  // namespace mlxtape::cli
+}  // namespace mlxtape::demo

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace mlxtape::cli {
+namespace mlxtape::demo {
 
 // Text in HTML and SVG.
 std::string escaped(const std::string& text);
@@ -46,4 +46,4 @@ std::string bar_chart(const std::vector<Bar>& bars, const std::string& title, do
 std::string heat_map(const std::vector<std::vector<double>>& shares, const std::string& row_name,
                      const std::string& column_name, double width = 940);
 
-}  // namespace mlxtape::cli
+}  // namespace mlxtape::demo

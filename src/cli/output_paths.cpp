@@ -1,4 +1,4 @@
-#include "places.h"
+#include "output_paths.h"
 
 #include <filesystem>
 #include <optional>

@@ -1,4 +1,4 @@
-#include "training.h"
+#include "train_flags.h"
 
 #include <CLI/CLI.hpp>
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "output.h"
+#include "base/human.h"
 #include "svg.h"
 
-namespace mlxtape::cli {
+namespace mlxtape::demo {
 
 namespace {
 
@@ -101,13 +101,13 @@ std::string models_card(const DemoResult& r) {
     const jobs::Evaluation& e = m.evaluation;
     rows.push_back({escaped(m.name), bytes_of(m.bytes), fixed(m.bits_per_weight, 2),
                     percent(m.scores.all().share())});
-    for (const jobs::TaskScore& task : m.scores.of) rows.back().push_back(percent(task.share(), 0));
+    for (const TaskScore& task : m.scores.of) rows.back().push_back(percent(task.share(), 0));
     rows.back().push_back(fixed(e.perplexity.value, 4));
     rows.back().push_back(fixed(e.kl.value, 4) + " ± " + fixed(e.kl.error, 4));
   }
   std::vector<std::string> header{"model", "size", "bits/weight", "right"};
-  for (std::size_t t = 0; t < jobs::kTasks; ++t) {
-    header.emplace_back(jobs::name_of(static_cast<jobs::Task>(t)));
+  for (std::size_t t = 0; t < kTasks; ++t) {
+    header.emplace_back(name_of(static_cast<Task>(t)));
   }
   header.insert(header.end(), {"perplexity", "KL to full, nats"});
   std::vector<bool> numbers(header.size(), true);
@@ -135,8 +135,8 @@ std::string training_cards(const DemoResult& r) {
            line_chart({loss}, o));
 
   std::vector<Series> tasks;
-  for (std::size_t t = 0; t < jobs::kTasks; ++t) {
-    Series one{jobs::name_of(static_cast<jobs::Task>(t)), {}, static_cast<int>(t)};
+  for (std::size_t t = 0; t < kTasks; ++t) {
+    Series one{name_of(static_cast<Task>(t)), {}, static_cast<int>(t)};
     for (const DemoPoint& point : r.points) {
       one.points.emplace_back(static_cast<double>(point.step), 100 * point.scores.of[t].share());
     }
@@ -259,4 +259,4 @@ std::string report_page(const DemoResult& r) {
          time_cards(r) + "</main></body></html>\n";
 }
 
-}  // namespace mlxtape::cli
+}  // namespace mlxtape::demo

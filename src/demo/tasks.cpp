@@ -1,13 +1,13 @@
-#include "mlxtape/jobs/tasks.h"
+#include "tasks.h"
 
 #include <algorithm>
 #include <iterator>
 
-#include "head.h"
-#include "mix.h"
+#include "jobs/head.h"
+#include "jobs/mix.h"
 #include "mlxtape/ops/sort.h"
 
-namespace mlxtape::jobs {
+namespace mlxtape::demo {
 
 namespace {
 
@@ -30,7 +30,7 @@ class Draw {
   explicit Draw(std::uint64_t seed) : at_(seed) {}
   // From 0 to n − 1. The bias of a remainder by n this small is below 2^-57.
   std::int64_t below(std::int64_t n) {
-    return static_cast<std::int64_t>(mixed(at_++) % static_cast<std::uint64_t>(n));
+    return static_cast<std::int64_t>(jobs::mixed(at_++) % static_cast<std::uint64_t>(n));
   }
   std::int64_t between(std::int64_t least, std::int64_t most) {
     return least + below(most - least + 1);
@@ -181,7 +181,7 @@ TaskSide side_of(const std::string& prompt) {
     key = std::to_string(std::min(a, b)) + '+' + std::to_string(std::max(a, b));
   }
   std::uint64_t hash = 0;
-  for (const char c : key) hash = mixed(hash ^ static_cast<unsigned char>(c));
+  for (const char c : key) hash = jobs::mixed(hash ^ static_cast<unsigned char>(c));
   return hash % kHeldOutOneIn == 0 ? TaskSide::kHeldOut : TaskSide::kTraining;
 }
 
@@ -192,8 +192,8 @@ std::vector<TaskCase> task_cases(TaskSide side, std::uint64_t seed, std::int64_t
     const auto n = static_cast<std::size_t>(i);
     one.task =
         side == TaskSide::kTraining ? kTurn[n % kTurn.size()] : static_cast<Task>(n % kTasks);
-    Draw draw(
-        mixed(mixed(seed) + static_cast<std::uint64_t>(i) * 2 + static_cast<std::uint64_t>(side)));
+    Draw draw(jobs::mixed(jobs::mixed(seed) + static_cast<std::uint64_t>(i) * 2 +
+                          static_cast<std::uint64_t>(side)));
     do {
       one.prompt = kWords[static_cast<std::size_t>(one.task)] + question(one.task, draw) + kAsk;
     } while (side_of(one.prompt) != side);
@@ -203,10 +203,10 @@ std::vector<TaskCase> task_cases(TaskSide side, std::uint64_t seed, std::int64_t
   return cases;
 }
 
-std::vector<Sample> task_samples(const std::vector<TaskCase>& cases) {
-  std::vector<Sample> samples;
+std::vector<jobs::Sample> task_samples(const std::vector<TaskCase>& cases) {
+  std::vector<jobs::Sample> samples;
   for (const TaskCase& one : cases) {
-    Sample sample;
+    jobs::Sample sample;
     for (const std::string& text : {one.prompt, one.answer}) {
       for (const char c : text) sample.tokens.push_back(static_cast<unsigned char>(c));
     }
@@ -227,7 +227,7 @@ TaskScore TaskScores::all() const {
 
 TaskScores score_tasks(CommandEncoder& encoder, const models::Model& model,
                        const std::vector<TaskCase>& cases, std::int64_t batch_size) {
-  BatchOptions how{.batch_size = batch_size, .pad_to = 1, .learn_prompt = false};
+  jobs::BatchOptions how{.batch_size = batch_size, .pad_to = 1, .learn_prompt = false};
   TaskScores scores;
   for (std::size_t t = 0; t < kTasks; ++t) {
     std::vector<TaskCase> some;
@@ -235,10 +235,10 @@ TaskScores score_tasks(CommandEncoder& encoder, const models::Model& model,
       if (one.task == static_cast<Task>(t)) some.push_back(one);
     }
     if (some.empty()) continue;
-    for (const Batch& batch : every_batch(task_samples(some), how)) {
-      check_batch("tasks", model, batch);
-      const Tensor hidden = hidden_rows(encoder, model, upload_tokens(encoder, batch));
-      const Tensor best = ops::argmax(encoder, head_logits(encoder, model, hidden), -1);
+    for (const jobs::Batch& batch : jobs::every_batch(task_samples(some), how)) {
+      jobs::check_batch("tasks", model, batch);
+      const Tensor hidden = jobs::hidden_rows(encoder, model, jobs::upload_tokens(encoder, batch));
+      const Tensor best = ops::argmax(encoder, jobs::head_logits(encoder, model, hidden), -1);
       std::vector<std::uint32_t> likeliest(batch.tokens.size());
       encoder.download(best, likeliest.data(), best.bytes());
       for (std::int64_t row = 0; row < batch.rows; ++row) {
@@ -256,4 +256,4 @@ TaskScores score_tasks(CommandEncoder& encoder, const models::Model& model,
   return scores;
 }
 
-}  // namespace mlxtape::jobs
+}  // namespace mlxtape::demo

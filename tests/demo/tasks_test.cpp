@@ -1,4 +1,4 @@
-#include "mlxtape/jobs/tasks.h"
+#include "demo/tasks.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,11 +13,11 @@
 namespace mlxtape::test {
 namespace {
 
-using jobs::Task;
-using jobs::task_answer;
-using jobs::TaskCase;
-using jobs::TaskScores;
-using jobs::TaskSide;
+using demo::Task;
+using demo::task_answer;
+using demo::TaskCase;
+using demo::TaskScores;
+using demo::TaskSide;
 
 TEST(Tasks, AnswersByHand) {
   EXPECT_EQ(task_answer("copy qzvwe>"), "qzvwe\n");
@@ -49,15 +49,15 @@ TEST(Tasks, WhatIsNoCase) {
 }
 
 TEST(Tasks, CasesAreOfAllTasksAndAnsweredRight) {
-  std::array<std::set<std::size_t>, jobs::kTasks> lengths;
+  std::array<std::set<std::size_t>, demo::kTasks> lengths;
   for (const TaskSide side : {TaskSide::kTraining, TaskSide::kHeldOut}) {
-    const auto cases = jobs::task_cases(side, 3, 1000);
+    const auto cases = demo::task_cases(side, 3, 1000);
     ASSERT_EQ(cases.size(), 1000U);
-    std::array<int, jobs::kTasks> counts{};
+    std::array<int, demo::kTasks> counts{};
     for (const TaskCase& one : cases) {
       ++counts[static_cast<std::size_t>(one.task)];
       EXPECT_EQ(one.answer, task_answer(one.prompt));
-      EXPECT_EQ(jobs::side_of(one.prompt), side);
+      EXPECT_EQ(demo::side_of(one.prompt), side);
       lengths[static_cast<std::size_t>(one.task)].insert(one.answer.size());
     }
     const bool is_training = side == TaskSide::kTraining;
@@ -82,16 +82,16 @@ TEST(Tasks, SidesAreDisjoint) {
       const auto sum = [](int x, int y) {
         return "plus " + std::to_string(x) + "+" + std::to_string(y) + ">";
       };
-      EXPECT_EQ(jobs::side_of(sum(a, b)), jobs::side_of(sum(b, a)));
-      held += jobs::side_of(sum(a, b)) == TaskSide::kHeldOut ? 1 : 0;
+      EXPECT_EQ(demo::side_of(sum(a, b)), demo::side_of(sum(b, a)));
+      held += demo::side_of(sum(a, b)) == TaskSide::kHeldOut ? 1 : 0;
     }
   }
   EXPECT_NEAR(static_cast<double>(held), 1000, 5 * std::sqrt(2 * 1000 * 0.9));  // drawn in pairs
   std::set<std::string> asked;
-  for (const TaskCase& one : jobs::task_cases(TaskSide::kHeldOut, 1, 2000)) {
+  for (const TaskCase& one : demo::task_cases(TaskSide::kHeldOut, 1, 2000)) {
     asked.insert(one.prompt);
   }
-  for (const TaskCase& one : jobs::task_cases(TaskSide::kTraining, 1, 20000)) {
+  for (const TaskCase& one : demo::task_cases(TaskSide::kTraining, 1, 20000)) {
     EXPECT_EQ(asked.count(one.prompt), 0U) << one.prompt;
   }
 }
@@ -99,7 +99,7 @@ TEST(Tasks, SidesAreDisjoint) {
 TEST(Tasks, SeedDecides) {
   const auto prompts = [](std::uint64_t seed, std::int64_t count) {
     std::vector<std::string> all;
-    for (const TaskCase& one : jobs::task_cases(TaskSide::kTraining, seed, count)) {
+    for (const TaskCase& one : demo::task_cases(TaskSide::kTraining, seed, count)) {
       all.push_back(one.prompt);
     }
     return all;
@@ -111,7 +111,7 @@ TEST(Tasks, SeedDecides) {
 }
 
 TEST(Tasks, SamplesAreBytesWithTheirPrompt) {
-  const auto samples = jobs::task_samples({{Task::kAdd, "plus 1+2>", "3\n"}});
+  const auto samples = demo::task_samples({{Task::kAdd, "plus 1+2>", "3\n"}});
   ASSERT_EQ(samples.size(), 1U);
   EXPECT_EQ(samples[0].tokens,
             (std::vector<std::int32_t>{'p', 'l', 'u', 's', ' ', '1', '+', '2', '>', '3', '\n'}));
@@ -130,14 +130,14 @@ class TaskModels : public OnDevice {
 // A model that has half learned: some answers right, some wrong, and each as decoding finds it.
 TEST_P(TaskModels, ScoresAreThoseOfGreedyDecoding) {
   const models::Model learner = model();
-  const auto cases = jobs::task_cases(TaskSide::kTraining, 5, 40);
+  const auto cases = demo::task_cases(TaskSide::kTraining, 5, 40);
   jobs::TrainOptions o;
   o.fit.iterations = 120;
   o.fit.learning_rate = 1e-2;
   o.fit.clip = 0;
   o.fit.save_every = 0;
   o.batches = {.batch_size = 8, .pad_to = 1, .learn_prompt = false};
-  jobs::train(encoder(), learner, {jobs::task_samples(cases), {}, {}}, o);
+  jobs::train(encoder(), learner, {demo::task_samples(cases), {}, {}}, o);
 
   const auto tokenizer = formats::Tokenizer::from_json(byte_tokenizer_json(), "test");
   jobs::GenerateOptions greedy;
@@ -156,9 +156,9 @@ TEST_P(TaskModels, ScoresAreThoseOfGreedyDecoding) {
                        : 0;
   }
   for (const std::int64_t batch_size : {1, 3, 128}) {
-    const TaskScores got = jobs::score_tasks(encoder(), learner, cases, batch_size);
-    for (std::size_t t = 0; t < jobs::kTasks; ++t) {
-      EXPECT_EQ(got.of[t].right, want.of[t].right) << jobs::name_of(static_cast<Task>(t));
+    const TaskScores got = demo::score_tasks(encoder(), learner, cases, batch_size);
+    for (std::size_t t = 0; t < demo::kTasks; ++t) {
+      EXPECT_EQ(got.of[t].right, want.of[t].right) << demo::name_of(static_cast<Task>(t));
       EXPECT_EQ(got.of[t].cases, want.of[t].cases);
     }
     EXPECT_EQ(got.all().right, want.all().right);
@@ -170,7 +170,7 @@ TEST_P(TaskModels, ScoresAreThoseOfGreedyDecoding) {
 
 TEST_P(TaskModels, VocabularyMustHaveTheBytes) {
   const models::Model small = small_model(encoder(), "qwen3_next");
-  EXPECT_THROW(jobs::score_tasks(encoder(), small, jobs::task_cases(TaskSide::kHeldOut, 1, 5)),
+  EXPECT_THROW(demo::score_tasks(encoder(), small, demo::task_cases(TaskSide::kHeldOut, 1, 5)),
                Error);
 }
 
