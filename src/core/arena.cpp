@@ -12,6 +12,8 @@ namespace mlxtape {
 namespace {
 
 constexpr std::size_t kAlign = 256;  // of every place: what the devices' own allocations have
+// Tensors of a rehearsal have addresses from here on, which no process can have.
+constexpr std::uintptr_t kNowhere = std::uintptr_t{1} << 62U;
 
 std::size_t aligned(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
@@ -28,14 +30,24 @@ struct Arena::Impl : std::enable_shared_from_this<Arena::Impl> {
   struct Block : Storage {
     std::shared_ptr<Impl> keeper;  // while it is in use
   };
+  // Of a tensor made in a rehearsal.
+  struct Rehearsed : Storage {
+    std::shared_ptr<Impl> arena;
+    std::size_t entry = 0;
+  };
   enum class State { kNote, kPlanned };
 
-  explicit Impl(MemoryPool& p) : pool(&p) {}
+  Impl(MemoryPool& p, std::shared_ptr<ArenaMemory> memory_to_share)
+      : pool(&p), shared(std::move(memory_to_share)) {}
 
   MemoryPool* pool;
+  std::shared_ptr<ArenaMemory> shared;  // null: memory is this arena's alone
   std::mutex mutex;
   State state = State::kNote;
   bool in_step = false;
+  bool rehearses = false;
+  std::size_t rehearsed = 0;          // tensors of a rehearsal that are alive
+  std::uintptr_t nowhere = kNowhere;  // of the next one
   std::size_t clock = 0;
   std::size_t next = 0;  // the entry of the next allocation
   std::vector<Entry> entries;
@@ -110,6 +122,29 @@ struct Arena::Impl : std::enable_shared_from_this<Arena::Impl> {
                                               static_cast<char*>(self->memory.address())));
   }
 
+  // With the lock held.
+  Buffer rehearse(std::size_t bytes, Device* device) {
+    auto tensor = std::make_unique<Rehearsed>();
+    tensor->address = reinterpret_cast<void*>(nowhere);
+    nowhere += aligned(bytes);
+    tensor->bytes = tensor->capacity = bytes;
+    tensor->device = device;
+    tensor->release = end_rehearsed;
+    tensor->arena = shared_from_this();
+    tensor->entry = entries.size();
+    entries.push_back({bytes, ++clock});
+    ++rehearsed;
+    return Buffer(tensor.release());
+  }
+
+  static void end_rehearsed(Storage* storage) noexcept {
+    const std::unique_ptr<Rehearsed> tensor(static_cast<Rehearsed*>(storage));
+    Impl& self = *tensor->arena;
+    const std::lock_guard lock(self.mutex);
+    self.entries[tensor->entry].end = ++self.clock;
+    --self.rehearsed;
+  }
+
   // A step that is not like the noted one needs another plan, and what still lives keeps this one.
   bool must_note_again() {
     in_step = false;
@@ -127,12 +162,41 @@ thread_local void* current = nullptr;  // Arena::Impl* of this thread's step
 
 }  // namespace
 
-Arena::Arena(MemoryPool& pool) : impl_(std::make_shared<Impl>(pool)) {}
+Buffer ArenaMemory::at_least(std::size_t bytes) {
+  if (memory_.bytes() < bytes) {
+    memory_ = {};
+    memory_ = pool_->allocate_exact(bytes);
+  }
+  return memory_;
+}
+
+Arena::Arena(MemoryPool& pool) : impl_(std::make_shared<Impl>(pool, nullptr)) {}
+Arena::Arena(const std::shared_ptr<ArenaMemory>& shared)
+    : impl_(std::make_shared<Impl>(shared->pool(), shared)) {}
 Arena::~Arena() = default;
 
 ArenaStats Arena::stats() const {
   const std::lock_guard lock(impl_->mutex);
   return impl_->stats;
+}
+
+void Arena::rehearse(FunctionRef<void()> body) {
+  const auto plan = std::make_shared<Impl>(*impl_->pool, impl_->shared);
+  impl_ = plan;
+  plan->rehearses = true;
+  try {
+    const Step step(*this);
+    body();
+  } catch (...) {
+    impl_ = std::make_shared<Impl>(*plan->pool, plan->shared);
+    throw;
+  }
+  const std::lock_guard lock(plan->mutex);
+  plan->rehearses = false;
+  if (plan->rehearsed == 0) return;
+  impl_ = std::make_shared<Impl>(*plan->pool, plan->shared);
+  throw Error(Errc::kArgument, "arena: what is made in a rehearsal must not outlive it, got " +
+                                   std::to_string(plan->rehearsed) + " tensors that do");
 }
 
 Arena::Step::Step(Arena& arena) : arena_(arena) {
@@ -145,13 +209,14 @@ Arena::Step::Step(Arena& arena) : arena_(arena) {
     if (impl.in_step) {
       throw Error(Errc::kArgument, "arena: one step at a time, got one on each of two threads");
     }
-    if (impl.memory && impl.memory.owners() != 1) {
+    if (impl.shared == nullptr && impl.memory && impl.memory.owners() != 1) {
       throw Error(Errc::kArgument,
                   "arena: its memory belongs to the graph that was captured in it; destroy the "
                   "graph, or use an arena for each");
     }
     if (impl.state == Impl::State::kPlanned && !impl.memory && impl.stats.bytes != 0) {
-      impl.memory = impl.pool->allocate(impl.stats.bytes);
+      impl.memory = impl.shared != nullptr ? impl.shared->at_least(impl.stats.bytes)
+                                           : impl.pool->allocate_exact(impl.stats.bytes);
     }
     impl.in_step = true;
     impl.next = 0;
@@ -165,7 +230,7 @@ Arena::Step::~Step() {
   std::shared_ptr<Impl> impl = arena_.impl_;
   const std::lock_guard lock(impl->mutex);
   if (!impl->must_note_again()) return;
-  arena_.impl_ = std::make_shared<Impl>(*impl->pool);
+  arena_.impl_ = std::make_shared<Impl>(*impl->pool, impl->shared);
   arena_.impl_->stats = impl->stats;
 }
 
@@ -178,6 +243,7 @@ Buffer Arena::place(const MemoryPool& pool, std::size_t bytes) {
   Impl* impl = current_of(pool);
   if (impl == nullptr) return {};
   const std::lock_guard lock(impl->mutex);
+  if (impl->rehearses) return impl->rehearse(bytes, &pool.device());
   if (impl->state != Impl::State::kPlanned) return {};
   const std::size_t i = impl->next++;
   const bool as_planned = i < impl->entries.size() && impl->entries[i].bytes == bytes;
@@ -200,6 +266,11 @@ Buffer Arena::place(const MemoryPool& pool, std::size_t bytes) {
   ++impl->stats.planned;
   block->keeper = impl->shared_from_this();
   return Buffer(block.get());
+}
+
+bool Arena::rehearses(const MemoryPool& pool) {
+  const Impl* impl = current_of(pool);
+  return impl != nullptr && impl->rehearses;
 }
 
 void Arena::note(const MemoryPool& pool, std::size_t bytes, Note& note) {

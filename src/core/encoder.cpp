@@ -86,13 +86,13 @@ void CommandEncoder::run(const Kernel& kernel, const void* args, std::size_t arg
     }
   }
   Buffer workspace;
-  ++counters_.dispatches;
+  if (!rehearsing_) ++counters_.dispatches;
   try {
     if (kernel.workspace != nullptr) {
       const std::size_t bytes = kernel.workspace(args);
       if (bytes != 0) workspace = device_->memory().allocate(bytes);
     }
-    if (!launching_) {
+    if (!launching_ || rehearsing_) {
       failed.on = false;
       return;
     }
@@ -134,6 +134,11 @@ void CommandEncoder::launch_traced(const Kernel& kernel, const KernelCall& call,
 }
 
 void CommandEncoder::check_not_recording(const char* what) const {
+  if (rehearsing_) {
+    throw Error(Errc::kArgument,
+                std::string("encoder: work that is to be captured may only run kernels, got ") +
+                    what + "; do that before, or do not capture");
+  }
   if (recording_) {
     throw Error(
         Errc::kArgument,
@@ -208,6 +213,27 @@ EncoderCounters CommandEncoder::counters() const {
 void CommandEncoder::set_trace(std::shared_ptr<Trace> trace) {
   const Lock lock(*this);
   trace_ = std::move(trace);
+}
+
+bool CommandEncoder::is_traced() const {
+  const Lock lock(*this);
+  return trace_ != nullptr;
+}
+
+void CommandEncoder::rehearse(FunctionRef<void()> body) {
+  struct Rehearsal {
+    CommandEncoder& encoder;
+    explicit Rehearsal(CommandEncoder& of) : encoder(of) {
+      const Lock lock(encoder);
+      encoder.check_not_recording("rehearse");
+      encoder.rehearsing_ = true;
+    }
+    ~Rehearsal() {
+      const Lock lock(encoder);
+      encoder.rehearsing_ = false;
+    }
+  } rehearsal(*this);
+  body();
 }
 
 void CommandEncoder::set_launching(bool on) {

@@ -222,7 +222,7 @@ Buffer MemoryPool::allocate(std::size_t bytes) {
 
 Buffer MemoryPool::allocate_zeroed(std::size_t bytes) {
   if (Buffer placed = impl_->guarded ? Buffer() : Arena::place(*this, bytes)) {
-    impl_->raw->fill(placed.address(), 0, bytes);
+    if (!Arena::rehearses(*this)) impl_->raw->fill(placed.address(), 0, bytes);
     return placed;
   }
   Impl::Block* block = impl_->take(bytes);
@@ -237,6 +237,8 @@ Buffer MemoryPool::allocate_exact(std::size_t bytes) {
   block->is_zero = false;
   return Buffer(block);
 }
+
+Device& MemoryPool::device() const { return *impl_->device; }
 
 MemoryStats MemoryPool::stats() const {
   const std::lock_guard lock(impl_->mutex);

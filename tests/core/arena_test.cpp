@@ -187,6 +187,142 @@ TEST_P(OnArena, AReplayIsSeenAsAWriteOfItsPlaces) {
   }
 }
 
+// ---- rehearsals ----
+
+TEST_P(OnArena, ARehearsalPlansWithoutMemory) {
+  Arena rehearsed(pool()), noted(pool());
+  const Tensor x = upload(std::vector<double>(64 * 1024, 1), {64, 1024}, DType::kF32);
+  const Tensor result = upload(std::vector<double>(64 * 1024, 5), {64, 1024}, DType::kF32);
+  const auto step = [&] {
+    Tensor h = encoder().zeros(x.shape(), DType::kF32);
+    for (int i = 0; i < 8; ++i) h = ops::softmax(encoder(), i == 0 ? x : h);
+    encoder().copy(h, result);
+  };
+  {
+    const Arena::Step now(noted);
+    step();
+  }
+  const std::vector<unsigned char> want = bits_of(encoder(), result);
+  encoder().copy(encoder().full(result.shape(), DType::kF32, 5), result);
+
+  pool().trim();
+  const MemoryStats before = pool().stats();
+  const std::uint64_t dispatches = encoder().counters().dispatches;
+  encoder().rehearse([&] { rehearsed.rehearse(step); });
+  EXPECT_EQ(pool().stats().current, before.current);
+  EXPECT_EQ(pool().stats().allocations, before.allocations);
+  EXPECT_EQ(encoder().counters().dispatches, dispatches);
+  EXPECT_EQ(download(result), std::vector<double>(64 * 1024, 5));  // nothing ran
+  EXPECT_EQ(rehearsed.stats().bytes, noted.stats().bytes);
+  EXPECT_EQ(rehearsed.stats().most_live, noted.stats().most_live);
+  {
+    const Arena::Step now(rehearsed);
+    step();
+  }
+  EXPECT_EQ(rehearsed.stats().misses, 0U);
+  EXPECT_EQ(pool().stats().allocations, before.allocations + 1);  // of the arena's memory
+  EXPECT_EQ(bits_of(encoder(), result), want);
+}
+
+TEST_P(OnArena, WhatOutlivesARehearsalIsRefused) {
+  Arena arena(pool());
+  Tensor kept;
+  expect_error(Errc::kArgument, "must not outlive it, got 1 tensors that do", [&] {
+    encoder().rehearse([&] {
+      arena.rehearse([&] {
+        const Tensor a = floats(100);
+        kept = floats(200);
+      });
+    });
+  });
+  kept = {};
+  expect_error(Errc::kIo, "as planned", [&] {
+    encoder().rehearse([&] {
+      arena.rehearse([&] {
+        const Tensor a = floats(100);
+        throw Error(Errc::kIo, "as planned");
+      });
+    });
+  });
+  for (int i = 0; i < 2; ++i) {  // the arena is as new
+    const Arena::Step now(arena);
+    const Tensor a = encoder().full({100}, DType::kF32, 3);
+    EXPECT_EQ(a.buffer().storage()->backing != nullptr, i == 1);
+  }
+  EXPECT_EQ(arena.stats().misses, 0U);
+}
+
+TEST_P(OnArena, ARehearsalLaunchesAndCopiesNothing) {
+  const Tensor x = upload({1, 2, 3}, {3}, DType::kF32);
+  float host[3] = {};
+  encoder().rehearse([&] {
+    encoder().add_into(x, x);
+    expect_error(Errc::kArgument, "may only run kernels, got download",
+                 [&] { encoder().download(x, host, sizeof host); });
+    expect_error(Errc::kArgument, "may only run kernels, got upload",
+                 [&] { encoder().upload(host, sizeof host, x); });
+    expect_error(Errc::kArgument, "may only run kernels, got rehearse",
+                 [&] { encoder().rehearse([] {}); });
+  });
+  EXPECT_EQ(download(x), (std::vector<double>{1, 2, 3}));
+  encoder().add_into(x, x);
+  EXPECT_EQ(download(x), (std::vector<double>{2, 4, 6}));
+}
+
+// Steps of several shapes, and graphs of them, in one piece of memory.
+TEST_P(OnArena, ArenasShareMemory) {
+  const auto memory = std::make_shared<ArenaMemory>(pool());
+  Arena large(memory), small(memory);
+  const auto step = [&](Arena& arena, std::int64_t n, double value, const Tensor& result) {
+    const Arena::Step now(arena);
+    const Tensor a = encoder().full({n}, DType::kF32, value);
+    const Tensor b = encoder().full({n}, DType::kF32, 1);
+    encoder().add_into(a, b);
+    encoder().copy(a, result);
+  };
+  const Tensor of_large = floats(5000), of_small = floats(1000);
+  step(large, 5000, 1, of_large);
+  step(small, 1000, 1, of_small);
+  step(large, 5000, 2, of_large);  // takes the memory
+  const std::size_t allocations = pool().stats().allocations;
+  step(small, 1000, 3, of_small);
+  EXPECT_EQ(pool().stats().allocations, allocations);
+  EXPECT_EQ(memory->bytes(), large.stats().bytes);
+  EXPECT_EQ(download(of_large), std::vector<double>(5000, 3));
+  EXPECT_EQ(download(of_small), std::vector<double>(1000, 4));
+
+  const auto captured = [&](Arena& arena, std::int64_t n, const Tensor& result) {
+    return capture(encoder(), [&] { step(arena, n, 7, result); });
+  };
+  const auto graph_of_large = captured(large, 5000, of_large);
+  const auto graph_of_small = captured(small, 1000, of_small);
+  step(large, 5000, 1, of_large);  // goes on beside its graph
+  encoder().replay(*graph_of_small);
+  EXPECT_EQ(download(of_large), std::vector<double>(5000, 2));
+  EXPECT_EQ(download(of_small), std::vector<double>(1000, 8));
+  encoder().replay(*graph_of_large);
+  EXPECT_EQ(download(of_large), std::vector<double>(5000, 8));
+  EXPECT_EQ(pool().stats().allocations, allocations);
+}
+
+// Who was there before it grew keeps what it has.
+TEST_P(OnArena, SharedMemoryGrows) {
+  const auto memory = std::make_shared<ArenaMemory>(pool());
+  Arena small(memory), large(memory);
+  const auto step = [&](Arena& arena, std::int64_t n) {
+    const Arena::Step now(arena);
+    const Tensor a = floats(n);
+    return address(a);
+  };
+  step(small, 1000);
+  const char* place = step(small, 1000);
+  const std::size_t bytes = memory->bytes();
+  step(large, 9000);
+  step(large, 9000);
+  EXPECT_GT(memory->bytes(), bytes);
+  EXPECT_EQ(step(small, 1000), place);
+}
+
 TEST_P(OnArena, GuardedMemoryIsNotPlanned) {
   pool().set_guarded(true);
   Arena arena(pool());

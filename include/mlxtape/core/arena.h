@@ -1,4 +1,4 @@
-// Arena: memory for work that is done again and again in the same way, as a training step is.
+// Arena: planned memory for work that repeats with the same allocations, such as a training step.
 //
 //   Arena arena(device.memory());
 //   while (...) {
@@ -6,23 +6,30 @@
 //     ... the same tensors are made and dropped in the same order ...
 //   }
 //
-// The first step is noted: what it allocates from the pool, how much, from when to when. From the second on
-// all that it also dropped comes from one piece of memory, each tensor at the place planned for it, so
-// that a step allocates nothing and needs little more than the most that it has in use at once. What
-// outlives a step comes from the pool, as ever. So does, counted as a miss, what is not as planned: another
-// size, or a place where something still lives. After a step with misses the next one is noted anew.
+// During the first step the arena notes what is allocated from the pool: sizes and lifetimes. From the second step on,
+// everything that the first also freed comes from one block of memory, each tensor at its planned place: a step allocates
+// nothing and needs little more than its peak of live bytes. Tensors that outlive a step come from the pool. So do, counted as
+// misses, allocations that are not as planned: another size, or a place that is still in use. After a step with misses the
+// next one is noted anew.
 //
-// A graph that was captured during a planned step owns the places it uses; until it is gone the arena has no
-// further steps. With guarded memory (MemoryPool::set_guarded) nothing is planned.
+// A step can also be planned without running it: rehearse notes its allocations and takes no memory for them.
 //
-// Threads    A step belongs to the thread that began it, what other threads allocate is none of its business;
-//            one step of an arena at a time. Tensors made in it may go to any thread.
+// A graph captured during a planned step owns the arena's memory: until the graph is destroyed the arena takes no further
+// steps. With guarded memory (MemoryPool::set_guarded) nothing is planned.
+//
+// Arenas of one ArenaMemory share a block: for steps of different shapes, of which one runs at a time. Each step, and each
+// replayed graph, overwrites what the others left there, so nothing made in a step may be used after it. In return such an
+// arena takes further steps while graphs hold its memory.
+//
+// Threads    A step belongs to the thread that began it and ignores what other threads allocate; one step of an arena at a
+//            time. Tensors made in it may go to any thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 
+#include "mlxtape/base/function_ref.h"
 #include "mlxtape/core/memory.h"
 
 namespace mlxtape {
@@ -34,14 +41,35 @@ struct ArenaStats {
   std::uint64_t misses = 0;   // of the last step
 };
 
+// One block of memory for several arenas, as large as the largest of their steps needs. When it grows, existing arenas and
+// graphs keep the smaller block until they are destroyed.
+class ArenaMemory {
+ public:
+  explicit ArenaMemory(MemoryPool& pool) : pool_(&pool) {}
+  MemoryPool& pool() const { return *pool_; }
+  std::size_t bytes() const { return memory_.bytes(); }
+
+ private:
+  friend class Arena;
+  Buffer at_least(std::size_t bytes);
+
+  MemoryPool* pool_;
+  Buffer memory_;
+};
+
 class Arena {
  public:
   explicit Arena(MemoryPool& pool);
+  explicit Arena(const std::shared_ptr<ArenaMemory>& shared);
   ~Arena();  // what still lives keeps its memory
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
   ArenaStats stats() const;
+
+  // Plans a step anew. body makes and drops the step's tensors in their order; these have addresses but no memory, so nothing
+  // may read or write them, which CommandEncoder::rehearse ensures. Throws kArgument if one of them outlives body.
+  void rehearse(FunctionRef<void()> body);
 
   class Step {
    public:
@@ -65,6 +93,7 @@ class Arena {
   static Impl* current_of(const MemoryPool& pool);  // this thread's step, if it is of that pool
   // Memory at the next planned place; a Buffer without any where the pool must serve.
   static Buffer place(const MemoryPool& pool, std::size_t bytes);
+  static bool rehearses(const MemoryPool& pool);
   static void note(const MemoryPool& pool, std::size_t bytes, Note& note);
   static void ended(const Note& note) noexcept;
 

@@ -38,6 +38,8 @@ struct DeviceTraits {
   std::int64_t dequantized_bytes = std::int64_t{64} << 20;
   // Bytes of logits that a loss makes at a time.
   std::int64_t logits_bytes = std::int64_t{512} << 20;
+  // Launches cost the host more than a replay does: training steps are captured.
+  bool captures_steps = false;
   // Experts in 16 bits hand their activations on in 16 bits, from one kernel to a later one.
   bool keeps_half_activations = false;
 };

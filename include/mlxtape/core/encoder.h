@@ -68,12 +68,10 @@ class CommandEncoder {
   // host's memory may change, whether or not the device has it yet; download waits for the work before it.
   void upload(const void* host, std::size_t bytes, const Tensor& to);
   void download(const Tensor& from, void* host, std::size_t bytes);
-  // What the tensor holds at this place in the order of the work, to be waited for later: what is given to the
-  // device after it need not be done then.
+  // The tensor's contents at this point in the queue; waiting for them does not wait for work queued later.
   std::unique_ptr<PendingDownload> begin_download(const Tensor& from);
 
-  // A contiguous tensor of the host's memory, where this device computes: itself where the device uses the host's memory, else
-  // an uploaded copy.
+  // A contiguous tensor of the host's memory: itself if the device computes in host memory, else an uploaded copy.
   Tensor place(const Tensor& host);
 
   // Runs a kernel. The order of in and out is the kernel's contract; args is copied. A tensor
@@ -110,9 +108,12 @@ class CommandEncoder {
 
   EncoderCounters counters() const;
   void set_trace(std::shared_ptr<Trace> trace);  // null stops tracing; a replay is not traced
+  bool is_traced() const;
 
   // With false, dispatch does everything but the launch: what remains is the host's own cost.
   void set_launching(bool on);
+  // Calls body without launching its kernels; what would wait or copy is an error. Arena::rehearse plans by it.
+  void rehearse(FunctionRef<void()> body);
 
  protected:
   explicit CommandEncoder(Device& device) : device_(&device) {}
@@ -145,6 +146,7 @@ class CommandEncoder {
   EncoderCounters counters_;
   std::shared_ptr<Trace> trace_;
   bool launching_ = true;
+  bool rehearsing_ = false;
   bool recording_ = false;
   bool recording_failed_ = false;
   std::vector<Buffer> recorded_memory_;
@@ -152,7 +154,7 @@ class CommandEncoder {
   std::size_t recorded_nodes_ = 0;
 };
 
-// What body gives to the encoder, captured. A failure of body ends the capture and comes out.
+// Captures what body dispatches. If body throws, the capture ends and the exception passes through.
 std::unique_ptr<Graph> capture(CommandEncoder& encoder, FunctionRef<void()> body);
 
 }  // namespace mlxtape

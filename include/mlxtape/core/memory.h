@@ -51,6 +51,7 @@ class MemoryPool {
   // Without rounding up, for what stays: such a block goes back to the system, not to the cache. Arenas do not plan it.
   Buffer allocate_exact(std::size_t bytes);
 
+  Device& device() const;
   MemoryStats stats() const;
   void set_limit(std::size_t bytes);  // 0 = no limit; applies to what is allocated from now on
   void reset_peak();

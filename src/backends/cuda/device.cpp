@@ -419,6 +419,7 @@ class CudaDevice final : public Device {
     limits_.memory_bytes = properties.totalGlobalMem;
     limits_.compute_units = properties.multiProcessorCount;
     traits_.pack_bytes = 16;
+    traits_.captures_steps = true;
     traits_.keeps_half_activations = true;
     // 2048 rows of 151936 in 16 bits: products of fewer rows are no slower, but a loss that has the weights' gradient reads
     // and writes it for each part, 0.6 ms in f32.
