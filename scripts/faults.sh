@@ -190,7 +190,7 @@ prepare() { # name
     program=model_tests flags= filter='*'
     if [ "$1" = distil ]; then filter='*Evaluate*:*Dwq*:*DynamicQuant*:*JobsParity*'; fi
     if [ "$1" = tasks ]; then filter='Tasks*:*/TaskModels*'; fi
-    if [ "$1" = train ]; then filter='Permutations*:Batches*:PickSamples*:DataFiles*:Fit*:*/Fit*:*/Train*'; fi
+    if [ "$1" = train ]; then filter='Permutations*:Batches*:PickSamples*:DataFiles*:Fit*:*/Fit*:*/StepGraphs*:*/Train*'; fi
     ops=$(grep -v '^#' "$ops_list")
   elif [ "$1" = core ] || [ "$1" = nn ] || [[ $1 == formats* ]]; then
     program=unit_tests flags=  # some of these tests expect failures

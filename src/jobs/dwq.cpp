@@ -1,11 +1,13 @@
 #include "mlxtape/jobs/dwq.h"
 
 #include <cmath>
+#include <memory>
 
 #include "head.h"
 #include "head_kl.h"
 #include "mlxtape/ops/elementwise.h"
 #include "mlxtape/ops/layout.h"
+#include "staging.h"
 
 namespace mlxtape::jobs {
 
@@ -27,30 +29,11 @@ void each_learning(models::Weights& weights, const models::Config& config, bool 
   }
 }
 
-// Of a teacher's model or stored targets, for one batch.
-class Teacher {
- public:
-  Teacher(CommandEncoder& encoder, const DwqTeacher& given) : encoder_(encoder), given_(given) {}
-
-  // Good until the next one is asked for.
-  HeadTeacher of(bool train, std::int64_t number, const Batch& batch, const Tensor& tokens) {
-    HeadTeacher result;
-    if (given_.targets != nullptr) {
-      BatchTargets stored = given_.targets->load(encoder_, train, number, batch);
-      result.values = std::move(stored.values);
-      result.indices = std::move(stored.indices);
-      return result;
-    }
-    result.logits = [this, h = hidden_rows(encoder_, *given_.model, tokens)](std::int64_t start,
-                                                                             std::int64_t stop) {
-      return head_logits(encoder_, *given_.model, h.slice(0, start, stop));
-    };
-    return result;
-  }
-
- private:
-  CommandEncoder& encoder_;
-  const DwqTeacher& given_;
+// What a batch has on the device.
+struct Given {
+  Tensor tokens;         // [rows, length]
+  Tensor weights;        // [rows·length]: 1 where a target counts, else 0
+  BatchTargets targets;  // stored ones, where there is no teacher's model
 };
 
 class Distiller {
@@ -59,7 +42,8 @@ class Distiller {
             const Batches& train, const std::vector<Batch>& valid, const DwqOptions& options)
       : encoder_(encoder),
         student_(student),
-        teacher_(encoder, teacher),
+        teacher_(teacher),
+        staging_(encoder),
         train_(train),
         valid_(valid),
         others_(options.others) {
@@ -75,17 +59,34 @@ class Distiller {
 
   const std::vector<Trainable>& trainables() const { return trainables_; }
 
-  Recorded loss(Tape& tape, std::int64_t number) {
+  Staged stage(std::int64_t number) {
+    const Batch batch = train_.at(number);
+    check_batch("dwq", student_, batch);
+    const Shape shape{batch.rows, batch.length};
+    given_.tokens = staging_.put("tokens", shape, DType::kI32, std::span(batch.tokens));
+    const std::vector<float> counts = counts_of(batch);
+    given_.weights = staging_.put("weights", {std::ssize(counts)}, DType::kF32, std::span(counts));
+    if (teacher_.targets != nullptr) {
+      const BatchTargets stored = teacher_.targets->load(encoder_, true, number, batch);
+      const auto keep = [&](const char* name, const Tensor& t) {
+        const Tensor to = staging_.tensor(name, t.shape(), t.dtype());
+        encoder_.copy(t, to);
+        return to;
+      };
+      given_.targets = {keep("values", stored.values), keep("indices", stored.indices)};
+    }
+    return {staging_.text_of(shape), batch.counted};
+  }
+
+  Recorded record(Tape& tape) {
+    const auto watched = std::make_shared<models::Model>(student_);
     Recorded recorded;
-    watched_ = student_;  // a checkpoint reads it again on the way back
-    each_learning(watched_.weights, watched_.config, others_, [&](const std::string&, Tensor& t) {
+    each_learning(watched->weights, watched->config, others_, [&](const std::string&, Tensor& t) {
       t = tape.watch(t, DType::kF32);
       recorded.watched.push_back(t);
     });
-    const Batch batch = train_.at(number);
-    check_batch("dwq", student_, batch);
-    recorded.tokens = batch.counted;
-    recorded.loss = batch_loss(tape, watched_, true, number, batch);
+    recorded.loss = loss(tape, *watched, given_);
+    recorded.kept = watched;  // a checkpoint reads it again in the backward pass
     return recorded;
   }
 
@@ -95,7 +96,7 @@ class Distiller {
       const Batch& batch = valid_[i];
       check_batch("dwq", student_, batch);
       Tape tape(encoder_);
-      const Tensor mean = batch_loss(tape, student_, false, static_cast<std::int64_t>(i), batch);
+      const Tensor mean = loss(tape, student_, given_for_validation(i, batch));
       float value = 0;
       encoder_.download(mean, &value, sizeof value);
       sum += static_cast<double>(value) * static_cast<double>(batch.counted);
@@ -112,24 +113,47 @@ class Distiller {
     return copy;
   }
 
-  Tensor batch_loss(Tape& tape, const models::Model& model, bool train, std::int64_t number,
-                    const Batch& batch) {
-    const Tensor tokens = upload_tokens(encoder_, batch);
-    const HeadTeacher teacher = teacher_.of(train, number, batch, tokens);
+  static std::vector<float> counts_of(const Batch& batch) {
     std::vector<float> counts;
     counts.reserve(batch.targets.size());
     for (const std::int32_t target : batch.targets) counts.push_back(target < 0 ? 0.0F : 1.0F);
-    const Tensor weights = encoder_.empty({tokens.size()}, DType::kF32);
-    encoder_.upload(counts.data(), weights.bytes(), weights);
-    const Tensor h = ops::reshape(tape, models::hidden(tape, model, tokens, hidden_),
-                                  {tokens.size(), model.config.plan.width});
-    return head_kl(tape, h, model.head(), teacher, weights, kl_);
+    return counts;
+  }
+
+  Given given_for_validation(std::size_t number, const Batch& batch) {
+    Given given{upload_tokens(encoder_, batch), {}, {}};
+    const std::vector<float> counts = counts_of(batch);
+    given.weights = encoder_.empty({std::ssize(counts)}, DType::kF32);
+    encoder_.upload(counts.data(), given.weights.bytes(), given.weights);
+    if (teacher_.targets != nullptr) {
+      given.targets =
+          teacher_.targets->load(encoder_, false, static_cast<std::int64_t>(number), batch);
+    }
+    return given;
+  }
+
+  HeadTeacher head_teacher(const Given& given) {
+    if (teacher_.targets != nullptr) return {{}, given.targets.values, given.targets.indices};
+    const Tensor h = hidden_rows(encoder_, *teacher_.model, given.tokens);
+    return {[this, h](std::int64_t start, std::int64_t stop) {
+              return head_logits(encoder_, *teacher_.model, h.slice(0, start, stop));
+            },
+            {},
+            {}};
+  }
+
+  Tensor loss(Tape& tape, const models::Model& model, const Given& given) {
+    const HeadTeacher teacher = head_teacher(given);
+    const Tensor h = ops::reshape(tape, models::hidden(tape, model, given.tokens, hidden_),
+                                  {given.tokens.size(), model.config.plan.width});
+    return head_kl(tape, h, model.head(), teacher, given.weights, kl_);
   }
 
   CommandEncoder& encoder_;
   models::Model& student_;
-  models::Model watched_;
-  Teacher teacher_;
+  const DwqTeacher& teacher_;
+  Staging staging_;
+  Given given_;  // the batch staged last
   const Batches& train_;
   const std::vector<Batch>& valid_;
   models::HiddenOptions hidden_;
@@ -217,8 +241,11 @@ DwqResult dwq(CommandEncoder& encoder, models::Model& student, const DwqTeacher&
   Distiller distiller(encoder, student, teacher, train, valid, options);
   FitTask task;
   task.trainables = distiller.trainables();
-  task.objective = [&](Tape& tape, std::int64_t number) {
-    return distiller.loss(tape, number);
+  task.objective.stage = [&](std::int64_t number) {
+    return distiller.stage(number);
+  };
+  task.objective.record = [&](Tape& tape) {
+    return distiller.record(tape);
   };
   task.validate = [&] {
     return distiller.validate();

@@ -7,9 +7,8 @@
 #include <optional>
 
 #include "fit_state.h"
-#include "gradient_sum.h"
+#include "fit_step.h"
 #include "mlxtape/models/finite.h"
-#include "mlxtape/ops/elementwise.h"
 
 namespace mlxtape::jobs {
 
@@ -29,7 +28,8 @@ class Fit {
         task_(task),
         options_(options),
         hooks_(hooks),
-        state_(options, task.validate != nullptr) {
+        state_(options, task.validate != nullptr),
+        device_step_(encoder, task.objective, options, slots_) {
     if (&encoder.device() != task.trainables.front().tensor.device()) {
       throw wrong(Errc::kDevice, "what is trained must be on " + encoder.device().name());
     }
@@ -49,10 +49,6 @@ class Fit {
   }
   void begin();
   void step();
-  void add_gradients(std::int64_t batch, const Tensor& loss_sum);
-  void check_recorded(const Recorded& recorded) const;
-  void update(const Tensor& scale);
-  Tensor guarded(const Tensor& scale, const Tensor& loss_sum, const Tensor& norm);
   void settle();
   void report();
   bool validate();
@@ -68,10 +64,8 @@ class Fit {
   const FitHooks& hooks_;
   FitState state_;
   std::vector<OptimiserSlot> slots_;
-  std::vector<GradientSum> sums_;
-  Tensor t_, rate_;  // the step's numbers, on the device
-  Tensor fault_;     // 0; NaN from the first step on whose loss or norm is not finite
-  // What the host has not looked at yet, of the last step: it does so when the next one is on its way.
+  FitStep device_step_;
+  // Of the last step, which the host checks once the next one is queued.
   struct Pending {
     std::unique_ptr<PendingDownload> loss, norm;
   };
@@ -111,66 +105,7 @@ void Fit::begin() {
     }
     if (hooks_.on_resumed) hooks_.on_resumed(progress_.step);
   }
-  rate_ = encoder_.zeros({1}, DType::kF32);
-  t_ = encoder_.zeros({1}, DType::kI32);
-  fault_ = encoder_.zeros({1}, DType::kF32);
-  const auto done = static_cast<std::int32_t>(progress_.step);
-  encoder_.upload(&done, sizeof done, t_);
-}
-
-void Fit::check_recorded(const Recorded& recorded) const {
-  if (recorded.loss.size() != 1) {
-    throw wrong(Errc::kShape,
-                "the loss must be one number, got " + to_string(recorded.loss.shape()));
-  }
-  if (recorded.watched.size() != slots_.size()) {
-    throw wrong(Errc::kArgument, "the objective must watch all " + std::to_string(slots_.size()) +
-                                     " that are trained, got " +
-                                     std::to_string(recorded.watched.size()));
-  }
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    const Tensor& w = slots_[i].w;
-    const Tensor& x = recorded.watched[i];
-    if (x.data() != w.data() || !(x.shape() == w.shape()) || x.dtype() != w.dtype()) {
-      throw wrong(Errc::kArgument,
-                  "what the objective watches must be what is trained, in its order, got another "
-                  "tensor in the place of \"" +
-                      slots_[i].of.name + "\"");
-    }
-  }
-}
-
-// The gradients of one batch, of which accumulation make a step. Each has a tape of its own: what is in it twice, the
-// batch's gradients and their sum, is small beside what a tape of several batches would hold.
-void Fit::add_gradients(std::int64_t batch, const Tensor& loss_sum) {
-  std::vector<GradientSum> gradients(slots_.size());
-  {
-    Tape tape(encoder_);
-    const Recorded recorded = task_.objective(tape, batch);
-    check_recorded(recorded);
-    for (const Tensor& x : recorded.watched) tape.watch(x, DType::kF32);
-    const Tensor& loss = recorded.loss;
-    const double share = 1 / static_cast<double>(options_.accumulation);
-    tape.backward(loss, encoder_.full(loss.shape(), loss.dtype(), share));
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
-      const Tensor& x = recorded.watched[i];
-      const bool by_rows = options_.lazy_rows && options_.optimiser->takes_rows(slots_[i].of);
-      if (by_rows && tape.has_row_grad(x)) {
-        gradients[i].rows = tape.row_grad(x);
-      } else {
-        gradients[i].dense = encoder_.contiguous(tape.grad(x));
-      }
-    }
-    encoder_.add_into(loss_sum, loss.detach().reshape({1}));
-    progress_.tokens += recorded.tokens;
-  }
-  if (sums_.empty()) {
-    sums_ = std::move(gradients);
-    return;
-  }
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    sums_[i].add(encoder_, gradients[i], slots_[i].w.shape());
-  }
+  device_step_.begin(progress_.step);
 }
 
 // Of the step before the one that comes now.
@@ -182,38 +117,20 @@ void Fit::require_finite(const char* what, float value) const {
                   ". A lower learning rate, a longer warmup or a clip may help");
 }
 
-// Gives one step to the device and looks at the one before: the host never waits for what it has just given away. A step
-// that is not finite changes nothing, nor do those after it (guarded), so that the error comes in time one step later.
+// Queues one step and then checks the previous one, so the host never waits for what it has just queued. A step that is not
+// finite changes nothing, nor do those after it (FitStep::guarded), so reporting it one step later is soon enough.
 void Fit::step() {
   const auto start = std::chrono::steady_clock::now();
-  sums_.clear();
-  const Tensor loss_sum = encoder_.zeros({1}, DType::kF32);
-  for (std::int64_t a = 0; a < options_.accumulation; ++a) {
-    add_gradients(options_.accumulation * progress_.step + a, loss_sum);
-  }
-  std::vector<Tensor> gradients;
-  gradients.reserve(sums_.size());
-  for (const GradientSum& sum : sums_) gradients.push_back(sum.values());
-  const ops::GradNorm norm = ops::grad_norm(
-      encoder_, gradients, options_.clip > 0 ? static_cast<float>(options_.clip) : 1);
-  gradients.clear();
-  const Tensor scale = options_.clip > 0 ? norm.scale : encoder_.full({1}, DType::kF32, 1);
-  update(guarded(scale, loss_sum, norm.norm));
-  Pending given{encoder_.begin_download(loss_sum), encoder_.begin_download(norm.norm)};
+  progress_.tokens += device_step_.queue(progress_.step);
+  Pending given{encoder_.begin_download(device_step_.loss_sum()),
+                encoder_.begin_download(device_step_.norm())};
   settle();
   pending_ = std::move(given);
   ++progress_.step;
   progress_.seconds += seconds_since(start);
 }
 
-// The scale, or NaN, which makes no step: 0 times what is not finite is NaN, and stays so in what it is added to.
-Tensor Fit::guarded(const Tensor& scale, const Tensor& loss_sum, const Tensor& norm) {
-  encoder_.add_into(fault_, ops::multiply(encoder_, loss_sum, 0.0));
-  encoder_.add_into(fault_, ops::multiply(encoder_, norm.reshape({1}), 0.0));
-  return ops::add(encoder_, scale.reshape({1}), fault_);
-}
-
-// Looks at the last step that was given to the device.
+// Checks the step that was queued last.
 void Fit::settle() {
   if (!pending_) return;
   const Pending last = std::move(*pending_);
@@ -226,19 +143,6 @@ void Fit::settle() {
   norm_ = static_cast<double>(size);
   progress_.loss += static_cast<double>(loss);
   ++progress_.steps;
-}
-
-void Fit::update(const Tensor& scale) {
-  for (std::size_t i = 0; i < slots_.size(); ++i) {
-    slots_[i].grad = sums_[i].values();
-    slots_[i].ids = sums_[i].rows.ids;
-  }
-  sums_.clear();
-  const auto rate = static_cast<float>(learning_rate_at(options_, progress_.step + 1));
-  encoder_.upload(&rate, sizeof rate, rate_);
-  ops::advance(encoder_, t_);
-  options_.optimiser->step(encoder_, slots_, {rate_, t_, scale});
-  for (OptimiserSlot& slot : slots_) slot.grad = slot.ids = {};
 }
 
 void Fit::report() {
@@ -254,6 +158,7 @@ void Fit::report() {
 
 // Is it the best so far?
 bool Fit::validate() {
+  device_step_.release();  // its memory is the validation's now
   const double loss = task_.validate();
   if (!std::isfinite(loss)) {
     throw NotFinite("fit: the loss of the validation after step " + std::to_string(progress_.step) +
@@ -343,6 +248,7 @@ FitResult Fit::run() {
   result.validations = std::move(progress_.validations);
   result.best_step = progress_.best_step;
   result.best_loss = progress_.best_loss;
+  result.replays = static_cast<std::int64_t>(device_step_.replays());
   result.peak_bytes = encoder_.device().memory().stats().peak;
   encoder_.commit_and_wait();
   result.seconds = seconds_since(start);

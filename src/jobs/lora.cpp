@@ -54,8 +54,15 @@ TrainResult lora(CommandEncoder& encoder, models::Model& model, const DataSet& d
 
   TrainedPart part;
   part.trainables = adapters_of(adapted);
-  part.watch = [&](Tape& tape, std::int64_t batch) {
-    return models::watch_lora(tape, adapted, {options.lora.dropout, options.seed, batch});
+  models::LoraDropout dropout{options.lora.dropout, {}};
+  if (dropout.part > 0) {
+    dropout.key = encoder.empty({2}, DType::kU32);
+    part.stage = [&](std::int64_t batch) {
+      encoder.copy(models::lora_dropout_key(encoder, options.seed, batch), dropout.key);
+    };
+  }
+  part.watch = [&](Tape& tape) {
+    return models::watch_lora(tape, adapted, dropout);
   };
   part.watched = [](const models::Model& watched) {
     std::vector<Tensor> tensors;

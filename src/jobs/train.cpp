@@ -4,6 +4,7 @@
 #include <set>
 
 #include "fingerprint.h"
+#include "staging.h"
 
 namespace mlxtape::jobs {
 
@@ -33,18 +34,32 @@ std::vector<Trainable> floats_of(const models::Model& model) {
 
 Objective objective_of(CommandEncoder& encoder, const TrainedPart& part, const Batches& batches,
                        bool checkpoint) {
-  // With checkpoints a model must live as long as its tape: until the next batch.
-  auto watched = std::make_shared<models::Model>();
-  return [&encoder, &part, &batches, checkpoint, watched](Tape& tape, std::int64_t number) {
+  struct State {
+    Staging staging;
+    DeviceBatch given;  // the batch staged last
+  };
+  const auto state = std::make_shared<State>(State{Staging(encoder), {}});
+  Objective objective;
+  objective.stage = [&part, &batches, state](std::int64_t number) {
     const Batch batch = batches.at(number);
-    const DeviceBatch given = to_device(encoder, batch);
-    *watched = part.watch(tape, number);
+    const Shape shape{batch.rows, batch.length};
+    const auto put = [&](const char* name, const std::vector<std::int32_t>& ids) {
+      return state->staging.put(name, shape, DType::kI32, std::span(ids));
+    };
+    state->given = {put("tokens", batch.tokens), put("targets", batch.targets)};
+    if (part.stage) part.stage(number);
+    return Staged{state->staging.text_of(shape), batch.counted};
+  };
+  objective.record = [&part, checkpoint, state](Tape& tape) {
+    const DeviceBatch& given = state->given;
+    const auto watched = std::make_shared<const models::Model>(part.watch(tape));
     Recorded recorded;
     recorded.loss = models::loss(tape, *watched, given.tokens, given.targets, {checkpoint, {}});
     recorded.watched = part.watched(*watched);
-    recorded.tokens = batch.counted;
+    recorded.kept = watched;  // with checkpoints a model must live as long as its tape
     return recorded;
   };
+  return objective;
 }
 
 void check(const models::Model& model, const DataSet& data, const TrainOptions& options) {
@@ -155,7 +170,7 @@ TrainResult train(CommandEncoder& encoder, const models::Model& model, const Dat
                   const TrainOptions& options, const FitHooks& hooks) {
   TrainedPart all;
   all.trainables = floats_of(model);
-  all.watch = [&](Tape& tape, std::int64_t) {
+  all.watch = [&](Tape& tape) {
     return models::watch(tape, model);
   };
   all.watched = [](const models::Model& watched) {

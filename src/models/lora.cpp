@@ -135,18 +135,20 @@ std::vector<Parameter> lora_parameters(const Model& model) {
   return result;
 }
 
+Tensor lora_dropout_key(CommandEncoder& encoder, std::uint64_t seed, std::int64_t batch) {
+  // Two batches, or two seeds, that are neighbours begin from keys that have nothing in common.
+  const Tensor of_seed = ops::random_key(encoder, seed);
+  const Tensor of_batch = ops::random_key(encoder, static_cast<std::uint64_t>(batch));
+  const Tensor both = ops::random_bits(encoder, of_seed, {2}, DType::kU32);
+  return ops::add(encoder, both, of_batch);
+}
+
 Model watch_lora(Tape& tape, const Model& model, const LoraDropout& dropout) {
   Model watched = model;
   const std::vector<Slot> all = adapted_slots(watched.weights, watched.config);
-  CommandEncoder& encoder = tape.encoder();
   Tensor keys;
   if (dropout.part > 0) {
-    // Two batches, or two seeds, that are neighbours begin from keys that have nothing in common.
-    const Tensor of_seed = ops::random_key(encoder, dropout.seed);
-    const Tensor batch = ops::random_key(encoder, static_cast<std::uint64_t>(dropout.batch));
-    const Tensor both = ops::random_bits(encoder, of_seed, {2}, DType::kU32);
-    const Tensor key = ops::add(encoder, both, batch);
-    keys = ops::split_key(encoder, key, static_cast<std::int64_t>(all.size()));
+    keys = ops::split_key(tape.encoder(), dropout.key, static_cast<std::int64_t>(all.size()));
   }
   std::int64_t at = 0;
   for (const Slot& slot : all) {

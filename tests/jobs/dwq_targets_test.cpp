@@ -128,6 +128,28 @@ TEST_P(DwqTargets, OfAllLogitsAreTheTeacher) {
   }
 }
 
+// Batches' targets come to the device one after the other, where a captured step finds them.
+TEST_P(DwqTargets, ACapturedRunHasTheSameBits) {
+  encoder().device().memory().set_guarded(false);  // else nothing is planned
+  jobs::write_targets(encoder(), teacher_, plan_, path("t"));
+  const jobs::Targets targets(path("t"), plan_, 80);
+  std::vector<std::vector<unsigned char>> ends[2];
+  for (const bool capture : {false, true}) {
+    models::Model student =
+        models::quantize_model(encoder(), teacher_, models::usual_packing({2, 32}));
+    jobs::DwqOptions options;
+    options.fit.learning_rate = 1e-3;
+    options.fit.validate_every = 0;
+    options.fit.capture = capture;
+    const auto r = jobs::dwq(encoder(), student, {nullptr, &targets}, train_, valid_, options);
+    EXPECT_EQ(r.fit.replays > 0, capture);
+    for (const auto& p : models::parameters(student)) {
+      ends[capture ? 1 : 0].push_back(bits_of(encoder(), p.tensor));
+    }
+  }
+  EXPECT_TRUE(ends[0] == ends[1]);
+}
+
 TEST_P(DwqTargets, FewLogitsStillTeach) {
   jobs::write_targets(encoder(), teacher_, plan_, path("t"));
   const jobs::Targets targets(path("t"), plan_, 80);

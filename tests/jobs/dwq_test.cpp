@@ -228,6 +228,23 @@ TEST_P(Dwq, GoesOnWithTheSameBits) {
                [&] { jobs::dwq(encoder(), parts, {&teacher, nullptr}, train_, valid_, options); });
 }
 
+TEST_P(Dwq, ACapturedRunHasTheSameBits) {
+  encoder().device().memory().set_guarded(false);  // else nothing is planned
+  const models::Model teacher = lively_model(encoder(), "qwen3_next", DType::kBF16);
+  std::vector<std::vector<unsigned char>> ends[2];
+  for (const bool capture : {false, true}) {
+    DwqOptions options;
+    options.fit.learning_rate = 1e-3;
+    options.fit.validate_every = 0;
+    options.fit.capture = capture;
+    models::Model student = packed(teacher);
+    const DwqResult r = jobs::dwq(encoder(), student, {&teacher, nullptr}, train_, valid_, options);
+    EXPECT_EQ(r.fit.replays > 0, capture);
+    ends[capture ? 1 : 0] = bits(student);
+  }
+  EXPECT_TRUE(ends[0] == ends[1]);
+}
+
 TEST_P(Dwq, KeepsTheBestWhereItEndsWorse) {
   const models::Model teacher = lively_model(encoder(), "qwen3");
   for (const bool with_folder : {false, true}) {

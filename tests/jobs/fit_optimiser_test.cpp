@@ -112,7 +112,7 @@ TEST_P(FitOptimiser, StepsAsItsOpsDo) {
       run(toy, o);
 
       Tape tape(encoder());
-      const Recorded r = by_hand.record(tape, 0);
+      const Recorded r = by_hand.record_batch(tape, 0);
       for (const Tensor& x : r.watched) tape.watch(x, DType::kF32);
       tape.backward(r.loss);
       std::vector<OptimiserSlot> slots =

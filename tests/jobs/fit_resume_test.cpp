@@ -109,7 +109,7 @@ TEST_P(FitResume, NothingIsKeptOfAStepThatIsNotFinite) {
     FitOptions o = in_folder(of_norm ? "norm" : "loss");
     const Toy toy(encoder(), DType::kF32), until(encoder(), DType::kF32);
     const auto objective = [&](Tape& tape, std::int64_t batch) {
-      Recorded r = toy.record(tape, batch);
+      Recorded r = toy.record_batch(tape, batch);
       if (batch != 5) return r;
       const Tensor x = ops::sum(tape, r.watched[1]);
       if (of_norm) {  // 1e30·(x − x): no loss, and a slope whose square is too much
@@ -123,7 +123,7 @@ TEST_P(FitResume, NothingIsKeptOfAStepThatIsNotFinite) {
     };
     FitHooks hooks;
     jobs::FitTask task = toy.task();
-    task.objective = objective;
+    task.objective = uncaptured(objective);
     std::int64_t steps = 0;
     hooks.on_step = [&](std::int64_t step) {
       steps = step;
@@ -259,12 +259,13 @@ TEST_P(FitResume, AStateThatIsGoneIsNotCalledSaved) {
       }
     };
     const auto objective = [&](Tape& tape, std::int64_t batch) {
-      Recorded r = toy.record(tape, batch);
+      Recorded r = toy.record_batch(tape, batch);
       if (batch == 5) r.loss = ops::add(tape, r.loss, encoder().full({}, DType::kF32, NAN));
       return r;
     };
     const std::string said = formats::message_of(
-        [&] { jobs::fit(encoder(), {toy.trainables, objective}, o, hooks); }, Errc::kArgument);
+        [&] { jobs::fit(encoder(), {toy.trainables, uncaptured(objective)}, o, hooks); },
+        Errc::kArgument);
     EXPECT_NE(said.find("the state of step 4 is lost: fit: " + file +
                         (is_gone ? ": is missing" : ": is damaged")),
               std::string::npos)

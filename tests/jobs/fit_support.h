@@ -1,6 +1,8 @@
 // What the tests of fit share: something small to train.
 #pragma once
 
+#include <map>
+#include <memory>
 #include <random>
 
 #include "formats/support.h"
@@ -45,26 +47,39 @@ class Toy {
     add("head", {kWidth, kVocabulary});
   }
 
-  Recorded record(Tape& tape, std::int64_t batch) const {
+  // How many tokens a batch has: so many shapes come in turns.
+  std::int64_t shapes = 1;
+
+  jobs::Staged stage(std::int64_t batch) const {
+    const std::int64_t tokens = kTokens + batch % shapes;
     std::mt19937 bits(static_cast<unsigned>(batch));
-    std::vector<std::int32_t> ids(kTokens), next(kTokens);
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(tokens)), next(ids.size());
     for (std::size_t i = 0; i < ids.size(); ++i) {
       ids[i] = static_cast<std::int32_t>(bits() % 10);  // the last two are never there
       next[i] = (ids[i] * 7 + 3) % 12;
     }
+    given_->ids = upload_to("ids", ids);
+    given_->next = upload_to("next", next);
+    return {std::to_string(tokens), tokens};
+  }
+  Recorded record(Tape& tape) const {
     Recorded result;
-    result.tokens = kTokens;
     for (const Trainable& t : trainables) result.watched.push_back(tape.watch(t.tensor));
-    const Tensor h = ops::embedding(tape, result.watched[0], on_device(ids));
+    const Tensor h = ops::embedding(tape, result.watched[0], given_->ids);
     const Tensor mixed = ops::add(tape, h, ops::matmul(tape, h, result.watched[1]));
     result.loss = ops::cross_entropy(tape, ops::matmul(tape, mixed, result.watched[2]),
-                                     on_device(next), {.reduction = ops::Reduction::kMean});
+                                     given_->next, {.reduction = ops::Reduction::kMean});
     return result;
   }
+  Recorded record_batch(Tape& tape, std::int64_t batch) const {
+    stage(batch);
+    return record(tape);
+  }
   jobs::Objective objective() const {
-    return [this](Tape& tape, std::int64_t batch) {
-      return record(tape, batch);
-    };
+    return {[this](std::int64_t batch) { return stage(batch); },
+            [this](Tape& tape) {
+              return record(tape);
+            }};
   }
   jobs::FitTask task() const {
     jobs::FitTask task{trainables, objective()};
@@ -77,7 +92,7 @@ class Toy {
   double validation() const {
     Tape tape(encoder_);
     float loss = 0;
-    encoder_.download(record(tape, 1000).loss, &loss, sizeof loss);
+    encoder_.download(record_batch(tape, 1000).loss, &loss, sizeof loss);
     return static_cast<double>(loss);
   }
   std::vector<std::vector<unsigned char>> bits() const {
@@ -89,13 +104,33 @@ class Toy {
   std::vector<Trainable> trainables;
 
  private:
-  Tensor on_device(const std::vector<std::int32_t>& values) const {
-    const Tensor t = encoder_.empty({kTokens}, DType::kI32);
+  struct Given {
+    Tensor ids, next;
+  };
+  // Batches of one shape share a tensor, as a captured step asks for.
+  Tensor upload_to(const std::string& name, const std::vector<std::int32_t>& values) const {
+    Tensor& t = (*tensors_)[name + " " + std::to_string(values.size())];
+    if (!t.defined()) t = encoder_.empty({std::ssize(values)}, DType::kI32);
     encoder_.upload(values.data(), values.size() * 4, t);
     return t;
   }
   CommandEncoder& encoder_;
+  std::shared_ptr<Given> given_ = std::make_shared<Given>();  // the batch staged last
+  std::shared_ptr<std::map<std::string, Tensor>> tensors_ =
+      std::make_shared<std::map<std::string, Tensor>>();
 };
+
+// An objective whose record uploads what it needs, and so cannot be captured.
+inline jobs::Objective uncaptured(std::function<Recorded(Tape& tape, std::int64_t batch)> record) {
+  const auto staged = std::make_shared<std::int64_t>();
+  return {[staged](std::int64_t batch) {
+            *staged = batch;
+            return jobs::Staged{"", 1};
+          },
+          [staged, record = std::move(record)](Tape& tape) {
+            return record(tape, *staged);
+          }};
+}
 
 // AdamW as the tests of fit have it, but for what is given.
 inline jobs::OptimiserPtr adamw(const jobs::OptimiserNumbers& given) {
@@ -124,6 +159,7 @@ class FitTest : public OnDevice {
   FitOptions options(std::int64_t iterations = 8) const {
     FitOptions o;
     o.iterations = iterations;
+    o.capture = false;
     o.learning_rate = 0.05;
     o.warmup = 2;
     o.cosine = true;

@@ -53,9 +53,9 @@ TEST_P(Fit, FollowsTheFormulaInDouble) {
     for (std::size_t i = 0; i < kSize; ++i) slope.push_back(static_cast<double>(c(batch, i)));
     const Tensor x = tape.watch(w.tensor);
     const Tensor at = upload(slope, {kSize}, DType::kF32);
-    return Recorded{ops::sum(tape, ops::multiply(tape, x, at)), {x}, 1};
+    return Recorded{ops::sum(tape, ops::multiply(tape, x, at)), {x}};
   };
-  const FitResult result = jobs::fit(encoder(), {{w}, objective}, o);
+  const FitResult result = jobs::fit(encoder(), {{w}, uncaptured(objective)}, o);
 
   Values x = first, m(kSize), v(kSize);
   int clipped = 0;
@@ -132,15 +132,15 @@ TEST_P(Fit, AccumulationIsAMean) {
     run(two, o);
     o.accumulation = 1;
     const auto both = [&](Tape& tape, std::int64_t) {
-      const Recorded a = one.record(tape, 0);
+      const Recorded a = one.record_batch(tape, 0);
       // The same leaves for the second batch: watched tensors keep who they are.
-      Toy again = one;
+      Toy again(encoder(), DType::kF32);
       for (std::size_t i = 0; i < a.watched.size(); ++i) again.trainables[i].tensor = a.watched[i];
-      const Recorded b = again.record(tape, 1);
+      const Recorded b = again.record_batch(tape, 1);
       const Tensor half = encoder().full({}, DType::kF32, 0.5);
-      return Recorded{ops::multiply(tape, ops::add(tape, a.loss, b.loss), half), a.watched, 12};
+      return Recorded{ops::multiply(tape, ops::add(tape, a.loss, b.loss), half), a.watched};
     };
-    jobs::fit(encoder(), {one.trainables, both}, o);
+    jobs::fit(encoder(), {one.trainables, uncaptured(both)}, o);
     for (std::size_t i = 0; i < 3; ++i) {
       const Values x = download(two.trainables[i].tensor), y = download(one.trainables[i].tensor);
       // Gradients are sums of at most 12 terms below 1, and the step is at most 0.05 of them.
@@ -157,9 +157,9 @@ TEST_P(Fit, TwoMayShareAGradient) {
   o.accumulation = 4;
   const auto objective = [&](Tape& tape, std::int64_t) {
     const Tensor a = tape.watch(pair[0].tensor), b = tape.watch(pair[1].tensor);
-    return Recorded{ops::sum(tape, ops::add(tape, a, b)), {a, b}, 1};
+    return Recorded{ops::sum(tape, ops::add(tape, a, b)), {a, b}};
   };
-  const FitResult result = jobs::fit(encoder(), {pair, objective}, o);
+  const FitResult result = jobs::fit(encoder(), {pair, uncaptured(objective)}, o);
   EXPECT_EQ(result.reports[0].norm, 2);  // of four ones
 }
 
@@ -171,9 +171,9 @@ TEST_P(Fit, GradientsOfSixteenBitsAreSummedInF32) {
   const auto objective = [&](Tape& tape, std::int64_t batch) {
     const Tensor w = tape.watch(one[0].tensor);
     const Tensor slope = upload({batch == 0 ? 1 : 0x1p-10}, {1}, DType::kBF16);
-    return Recorded{ops::sum(tape, ops::multiply(tape, w, slope)), {w}, 1};
+    return Recorded{ops::sum(tape, ops::multiply(tape, w, slope)), {w}};
   };
-  EXPECT_EQ(jobs::fit(encoder(), {one, objective}, o).reports[0].norm, 0.5 + 0x1p-11);
+  EXPECT_EQ(jobs::fit(encoder(), {one, uncaptured(objective)}, o).reports[0].norm, 0.5 + 0x1p-11);
 }
 
 // ---- what is refused ----
@@ -303,13 +303,11 @@ TEST_P(Fit, RefusesWhatItCannotTrain) {
   });
   const auto fails = [&](Errc code, const char* says, auto change) {
     expect_error(code, says, [&] {
-      jobs::fit(encoder(),
-                {toy.trainables,
-                 [&](Tape& tape, std::int64_t batch) {
-                   Recorded r = toy.record(tape, batch);
-                   change(tape, r);
-                   return r;
-                 }},
+      jobs::fit(encoder(), {toy.trainables, uncaptured([&](Tape& tape, std::int64_t batch) {
+                              Recorded r = toy.record_batch(tape, batch);
+                              change(tape, r);
+                              return r;
+                            })},
                 options());
     });
   };

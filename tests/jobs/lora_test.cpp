@@ -121,6 +121,33 @@ TEST_P(LoraJob, ResumesWithTheSameBits) {
   }
 }
 
+// Dropout is drawn anew at each replay.
+TEST_P(LoraJob, ACapturedRunHasTheSameBits) {
+  encoder().device().memory().set_guarded(false);  // else nothing is planned
+  for (const bool is_packed : {false, true}) {
+    for (const double dropout : {0.0, 0.2}) {
+      for (const std::int64_t accumulation : {1, 2}) {
+        LoraJobOptions o = options(7);
+        o.train.fit.accumulation = accumulation;
+        o.train.fit.report_every = 1;
+        o.lora.dropout = dropout;
+        Bits ends[2];
+        std::vector<double> losses[2];
+        for (const bool capture : {false, true}) {
+          o.train.fit.capture = capture;
+          Model model = base("qwen3", is_packed);
+          const TrainResult r = jobs::lora(encoder(), model, data_, o);
+          EXPECT_EQ(r.fit.replays > 0, capture);
+          ends[capture ? 1 : 0] = adapters(model);
+          for (const auto& point : r.fit.reports) losses[capture ? 1 : 0].push_back(point.loss);
+        }
+        EXPECT_EQ(losses[0], losses[1]);
+        EXPECT_TRUE(ends[0] == ends[1]);
+      }
+    }
+  }
+}
+
 // The first steps' losses, at a rate of 0: what is left out differs from batch to batch.
 TEST_P(LoraJob, DropoutIsOn) {
   std::vector<double> losses[2];

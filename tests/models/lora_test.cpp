@@ -410,15 +410,16 @@ TEST_P(Lora, WrongCallsAreRefused) {
 
 TEST_P(Lora, DropoutIsAFunctionOfTheBatch) {
   const Model model = adapted("qwen3", true);
-  const auto loss = [&](const models::LoraDropout& dropout) {
+  const auto loss = [&](double part, std::uint64_t seed, std::int64_t batch) {
     Tape tape(encoder());
-    const Model watched = models::watch_lora(tape, model, dropout);
+    const Tensor key = models::lora_dropout_key(encoder(), seed, batch);
+    const Model watched = models::watch_lora(tape, model, {part, key});
     return download(models::loss(tape, watched, tokens(), tokens()))[0];
   };
-  EXPECT_EQ(loss({0.5, 1, 3}), loss({0.5, 1, 3}));
-  EXPECT_NE(loss({0.5, 1, 3}), loss({0.5, 1, 4}));
-  EXPECT_NE(loss({0.5, 1, 3}), loss({0.5, 2, 3}));
-  EXPECT_NE(loss({0.5, 1, 3}), loss({}));
+  EXPECT_EQ(loss(0.5, 1, 3), loss(0.5, 1, 3));
+  EXPECT_NE(loss(0.5, 1, 3), loss(0.5, 1, 4));
+  EXPECT_NE(loss(0.5, 1, 3), loss(0.5, 2, 3));
+  EXPECT_NE(loss(0.5, 1, 3), loss(0, 1, 3));
 }
 
 MT_ON_EVERY_BACKEND(Lora);

@@ -1,32 +1,37 @@
-// fit: the loop of every training job: gradients of a loss, steps of an optimiser, validation, and a state on the disk from
-// which a run goes on with the same bits as if it had never stopped.
+// fit: the loop of every training job: gradients of a loss, optimiser steps, validation, and a checkpoint on disk from which a
+// run resumes with the same bits as if it had never stopped.
 //
 // Formula    step t = 1 … iterations: g = 1/A·Σ of the gradients of batches A·(t−1) … A·t − 1, A = accumulation;
 //            g scaled to a norm of at most clip; the optimiser's step (mlxtape/jobs/optimiser.h) at the rate of t.
 //            rate(t) = learning_rate·t/warmup up to warmup; then learning_rate, or with cosine
 //            final + (learning_rate − final)·(1 + cos(π·u))/2, u = (t − warmup)/(iterations − warmup), final = learning_rate·final_share
-// Rows       a gradient that comes as rows (mlxtape/tape/rows.h), an embedding's that is not the head too, is stepped by rows:
-//            those that no token had stay as they are. With lazy_rows off every row decays, as in mlx-lm; so it is where the
+// Rows       a row-sparse gradient (mlxtape/tape/rows.h), of an embedding that is not also the head, is stepped by rows: rows
+//            that no token selected stay unchanged. With lazy_rows off every row decays, as in mlx-lm, and also where the
 //            optimiser takes no rows.
-// State      in a folder (mlxtape/jobs/run_folder.h) state.safetensors: masters, the optimiser's states, t, the best so far and
-//            what was reported, in one file that is there whole or not at all; best.safetensors: the trainables where the
-//            validation was lowest, written after a state of that step. Both end with a checksum, which is verified before
-//            anything of them is used: a damaged one is an error and stays as it is. States of format 1 had none and are
-//            refused. A batch is a function of its number, and so must be whatever else the objective draws: nothing else
-//            needs to be kept. The same bits are promised on the same device.
+// State      in a folder (mlxtape/jobs/run_folder.h) state.safetensors: master weights, the optimiser's states, t, the best so
+//            far and what was reported, in one file that is written atomically; best.safetensors: the trainables at the lowest
+//            validation loss, written after a state of that step. Both end with a checksum, verified before anything in them
+//            is used: a damaged file is an error and is left as it is. States of format 1 had no checksum and are refused.
+//            A batch is a function of its number, and so must be whatever else the objective draws: nothing else needs to be
+//            saved. The same bits are promised on the same device.
 //            A state belongs to a run with the same options and fingerprint: another is an error that says which setting
 //            differs. Free to change are report_every, save_every and, without cosine, iterations.
-//            Where a state is and resume is off, it is refused: a run must not write over another.
-// Waiting    the host looks at the loss and norm of a step when the next one is on its way to the device, or where they are
-//            needed: for a report, a validation, a state.
-// Errors     a loss or norm, or weights that are to be saved or returned, that are not finite: NotFinite; says at which step, that nothing of it was kept (nor of the one
-//            after it), and from where to go on. The state on the disk is then the last good one. One that cannot be written: kIo, the one before is there
-//            still. Either says so only after it has read it.
+//            If there is a state and resume is off, it is an error: a run must not overwrite another.
+// Capture    on devices whose traits say that it pays, the whole step is captured once for each shape of batch and replayed,
+//            with the same bits. With accumulation the gradients of a batch are captured by shape and the update apart; where
+//            some of these gradients are row-sparse, nothing is.
+// Waiting    the host reads the loss and norm of a step once the next step is queued, or earlier where they are needed: for a
+//            report, a validation, a state.
+// Errors     a loss or norm, or weights to be saved or returned, that are not finite: NotFinite, which says at which step, that
+//            neither it nor the step after it was kept, and how to resume: the state on disk is the last good one. A state that
+//            cannot be written: kIo; the previous one is untouched. Either message describes the state only after reading it.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,13 +41,26 @@
 
 namespace mlxtape::jobs {
 
-// What is made smaller.
 struct Recorded {
-  Tensor loss;                  // one number, on the tape
-  std::vector<Tensor> watched;  // the trainables, as watched, in their order
-  std::int64_t tokens = 0;      // that were learned from, for the rate
+  Tensor loss;                            // one number, on the tape
+  std::vector<Tensor> watched;            // the trainables, as watched, in their order
+  std::shared_ptr<const void> kept = {};  // released after the backward pass
 };
-using Objective = std::function<Recorded(Tape& tape, std::int64_t batch)>;
+
+// A batch that has been uploaded.
+struct Staged {
+  std::string shape;        // equal if the recorded work differs only in uploaded numbers
+  std::int64_t tokens = 0;  // targets that count, for the reported tokens per second
+};
+
+// The loss to minimise, in two halves. Only the second is captured: for a replayed step it is not called.
+struct Objective {
+  // Uploads a batch into the tensors that record reads: for batches of one shape the same tensors every time.
+  std::function<Staged(std::int64_t batch)> stage;
+  // The loss of the batch staged last. If steps are captured it must neither wait nor copy between host and device, nor keep
+  // what it makes.
+  std::function<Recorded(Tape& tape)> record;
+};
 
 // Whose values the trainables hold at the end: the last step's, those of the lowest validation, or of that only where the
 // last validation is above the first and the run was not stopped.
@@ -74,6 +92,7 @@ struct FitOptions {
   double clip = 0;  // 0: none
   OptimiserPtr optimiser = std::make_shared<AdamW>();
   bool lazy_rows = true;
+  std::optional<bool> capture;  // of steps; unset: as the device's traits say
   std::int64_t report_every = 10, validate_every = 200, save_every = 100;  // 0: at the end alone
   std::string folder;   // empty: no state is written
   bool resume = false;  // go on from the folder's state; begin where there is none yet
@@ -101,7 +120,9 @@ struct FitResult {
   double best_loss = 0;
   std::int64_t held_step = 0;  // whose values the trainables hold
   std::size_t peak_bytes = 0;
-  double seconds = 0;  // since this call
+  // Since this call:
+  std::int64_t replays = 0;  // of captured steps, or with accumulation of batches and updates
+  double seconds = 0;
 };
 
 double learning_rate_at(const FitOptions& options, std::int64_t step);

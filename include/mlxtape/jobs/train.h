@@ -53,11 +53,13 @@ struct TrainResult {
   FitResult fit;  // the model holds the weights of fit.held_step
 };
 
-// What of a model is trained, and how a batch's tape gets to see it.
+// The part of a model that is trained, and how it is watched on a tape.
 struct TrainedPart {
   std::vector<Trainable> trainables;  // of the model: written in place
+  // Uploads what else differs from batch to batch, besides tokens and targets (Objective::stage).
+  std::function<void(std::int64_t batch)> stage = {};
   // The model with these watched, and the watched ones in the order of the trainables.
-  std::function<models::Model(Tape& tape, std::int64_t batch)> watch;
+  std::function<models::Model(Tape& tape)> watch;
   std::function<std::vector<Tensor>(const models::Model& watched)> watched;
   std::function<void(std::int64_t step)> with_state = {};  // as FitTask's
 };

@@ -44,12 +44,14 @@ bool has_lora(const Model& model);
 // Of every adapter a and b, in the model's order.
 std::vector<Parameter> lora_parameters(const Model& model);
 
-// What is left out of a batch's inputs to the adapters; a function of seed and batch.
+// What is left out of a batch's inputs to the adapters.
 struct LoraDropout {
   double part = 0;
-  std::uint64_t seed = 0;
-  std::int64_t batch = 0;
+  Tensor key =
+      {};  // [2] u32: read on the device, so that a captured step draws anew at each replay
 };
+// A key for a batch: a function of both numbers.
+Tensor lora_dropout_key(CommandEncoder& encoder, std::uint64_t seed, std::int64_t batch);
 // The model with its adapters watched, and nothing else.
 Model watch_lora(Tape& tape, const Model& model, const LoraDropout& dropout = {});
 
