@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <memory>
 
 #include "head.h"
+#include "mlxtape/jobs/engine.h"
 #include "mlxtape/ops/cross_entropy.h"
 #include "mlxtape/ops/kl_divergence.h"
 #include "mlxtape/ops/sort.h"
@@ -44,41 +46,77 @@ class Mean {
   double mean_ = 0, squares_ = 0;
 };
 
-// A row's numbers, as they come from the device.
-struct RowNumbers {
-  std::vector<float> loss, reference_loss, kl;
+// What a comparison adds to each target's log-probability.
+struct Compared {
+  std::vector<float> reference_loss, kl;
   std::vector<std::uint32_t> best, reference_best;
 };
 
 template <class T>
-std::vector<T> host_copy(CommandEncoder& encoder, const Tensor& t) {
-  std::vector<T> values(static_cast<std::size_t>(t.size()));
-  encoder.download(t, values.data(), t.bytes());
-  return values;
+void append(CommandEncoder& encoder, const Tensor& t, std::vector<T>& values) {
+  const std::size_t before = values.size();
+  values.resize(before + static_cast<std::size_t>(t.size()));
+  encoder.download(t, values.data() + before, t.bytes());
+}
+
+// The sequences of a batch: requests that generate nothing. Rows without a target are left out.
+std::vector<Request> requests_of(const Batch& batch) {
+  std::vector<Request> requests;
+  for (std::int64_t r = 0; r < batch.rows; ++r) {
+    Request request;
+    request.generate = false;
+    const auto row = [&](const std::vector<std::int32_t>& of) {
+      const auto first = of.begin() + r * batch.length;
+      return std::vector<std::int32_t>(first, first + batch.length);
+    };
+    request.prompt = row(batch.tokens);
+    request.targets = row(batch.targets);
+    requests.push_back(std::move(request));
+  }
+  return requests;
 }
 
 class Evaluator {
  public:
   Evaluator(CommandEncoder& encoder, const models::Model& model, const models::Model* reference,
-            std::int64_t chunk)
-      : encoder_(encoder), model_(model), reference_(reference), chunk_(chunk) {}
+            const std::vector<Batch>& batches, std::int64_t score_rows)
+      : encoder_(encoder), reference_(reference) {
+    EngineOptions how;
+    how.score_rows = score_rows;
+    for (const Batch& batch : batches) {
+      how.slots = std::max(how.slots, batch.rows);
+      how.context = std::max(how.context, batch.length);
+      how.prefill_chunk = std::max(how.prefill_chunk, batch.rows * batch.length);  // in one step
+    }
+    if (reference != nullptr) {
+      how.on_logits = [this](std::int64_t start, std::int64_t stop, const Tensor& logits) {
+        compare(start, stop, logits);
+      };
+    }
+    engine_ = std::make_unique<Engine>(encoder, model, how);
+    if (reference == nullptr) return;
+    how.on_logits = {};
+    how.on_hidden = [this](const Tensor& hidden) {
+      hidden_reference_ = hidden;
+      return false;
+    };
+    reference_engine_ = std::make_unique<Engine>(encoder, *reference, how);
+  }
 
   void add(const Batch& batch, std::int64_t number) {
-    const Tensor tokens = upload_tokens(encoder_, batch);
-    Tensor hidden_reference;
-    if (reference_ != nullptr) hidden_reference = hidden_rows(encoder_, *reference_, tokens);
-    const Tensor hidden = hidden_rows(encoder_, model_, tokens);
-    const Tensor targets = upload_ints(encoder_, batch.targets);
-    for (std::int64_t start = 0; start < hidden.dim(0); start += chunk_) {
-      const std::int64_t stop = std::min(hidden.dim(0), start + chunk_);
-      const auto some = [&](const Tensor& t) {
-        return t.defined() ? t.slice(0, start, stop) : t;
-      };
-      const RowNumbers rows = numbers_of(some(hidden), some(hidden_reference), some(targets));
-      for (std::int64_t r = start; r < stop; ++r) {
-        if (batch.targets[static_cast<std::size_t>(r)] < 0) continue;
-        add_row(rows, static_cast<std::size_t>(r - start),
-                {number, r / batch.length, r % batch.length});
+    std::vector<Request> requests = requests_of(batch);
+    targets_.clear();
+    for (const std::int32_t target : batch.targets) {
+      if (target >= 0) targets_.push_back(target);
+    }
+    compared_ = {};
+    hidden_reference_ = {};
+    if (reference_ != nullptr) run(*reference_engine_, requests);
+    const std::vector<std::vector<Score>> scores = run(*engine_, requests);
+    std::size_t at = 0;
+    for (std::size_t r = 0; r < scores.size(); ++r) {
+      for (const Score& score : scores[r]) {
+        add_target(score, at++, {number, static_cast<std::int64_t>(r), score.at});
       }
     }
   }
@@ -97,33 +135,46 @@ class Evaluator {
   }
 
  private:
-  RowNumbers numbers_of(const Tensor& hidden, const Tensor& hidden_reference,
-                        const Tensor& targets) {
-    ops::CrossEntropyOptions how;
-    how.ignore_index = -1;
-    RowNumbers rows;
-    const Tensor logits = head_logits(encoder_, model_, hidden);
-    rows.loss = host_copy<float>(encoder_, ops::cross_entropy(encoder_, logits, targets, how));
-    if (reference_ == nullptr) return rows;
-    const Tensor theirs = head_logits(encoder_, *reference_, hidden_reference);
-    rows.reference_loss =
-        host_copy<float>(encoder_, ops::cross_entropy(encoder_, theirs, targets, how));
-    rows.kl = host_copy<float>(encoder_, ops::kl_divergence(encoder_, logits, theirs));
-    rows.best = host_copy<std::uint32_t>(encoder_, ops::argmax(encoder_, logits, -1));
-    rows.reference_best = host_copy<std::uint32_t>(encoder_, ops::argmax(encoder_, theirs, -1));
-    return rows;
+  // All of a batch at once; the scores of each row.
+  static std::vector<std::vector<Score>> run(Engine& engine, const std::vector<Request>& requests) {
+    std::vector<std::int64_t> slots;
+    for (const Request& request : requests) {
+      const bool scored = std::any_of(request.targets.begin(), request.targets.end(),
+                                      [](std::int32_t target) { return target >= 0; });
+      slots.push_back(scored ? engine.admit(request) : -1);
+    }
+    while (engine.is_busy()) engine.step();
+    std::vector<std::vector<Score>> scores;
+    for (const std::int64_t slot : slots) {
+      scores.push_back(slot < 0 ? std::vector<Score>() : engine.take_scores(slot));
+      if (slot >= 0) engine.cancel(slot);
+    }
+    return scores;
+  }
+
+  // Targets [start, stop) of the batch, whose logits are there.
+  void compare(std::int64_t start, std::int64_t stop, const Tensor& logits) {
+    const std::vector<std::int32_t> some(targets_.begin() + start, targets_.begin() + stop);
+    const Tensor theirs =
+        head_logits(encoder_, *reference_, hidden_reference_.slice(0, start, stop));
+    const Tensor targets = upload_ints(encoder_, some);
+    append(encoder_, ops::cross_entropy(encoder_, theirs, targets), compared_.reference_loss);
+    append(encoder_, ops::kl_divergence(encoder_, logits, theirs), compared_.kl);
+    append(encoder_, ops::argmax(encoder_, logits, -1), compared_.best);
+    append(encoder_, ops::argmax(encoder_, theirs, -1), compared_.reference_best);
   }
 
   struct Place {
     std::int64_t batch, row, token;
   };
 
-  void add_row(const RowNumbers& rows, std::size_t r, Place where) {
-    add_finite(loss_, rows.loss[r], "the loss", where);
+  // The batch's target of this number.
+  void add_target(const Score& score, std::size_t number, Place where) {
+    add_finite(loss_, -score.logprob, "the loss", where);
     if (reference_ == nullptr) return;
-    add_finite(reference_loss_, rows.reference_loss[r], "the reference's loss", where);
-    add_finite(kl_, rows.kl[r], "the divergence", where);
-    agreement_.add(rows.best[r] == rows.reference_best[r] ? 1 : 0);
+    add_finite(reference_loss_, compared_.reference_loss[number], "the reference's loss", where);
+    add_finite(kl_, compared_.kl[number], "the divergence", where);
+    agreement_.add(compared_.best[number] == compared_.reference_best[number] ? 1 : 0);
   }
 
   static void add_finite(Mean& mean, float value, const char* what, Place where) {
@@ -137,9 +188,11 @@ class Evaluator {
   }
 
   CommandEncoder& encoder_;
-  const models::Model& model_;
   const models::Model* reference_;
-  std::int64_t chunk_;
+  std::unique_ptr<Engine> engine_, reference_engine_;
+  std::vector<std::int32_t> targets_;  // of the batch, those that count
+  Tensor hidden_reference_;            // at them
+  Compared compared_;
   Mean loss_, reference_loss_, kl_, agreement_;
 };
 
@@ -196,7 +249,7 @@ Evaluation evaluate(CommandEncoder& encoder, const models::Model& model,
   const auto start = std::chrono::steady_clock::now();
   MemoryPool& memory = encoder.device().memory();
   memory.reset_peak();
-  Evaluator evaluator(encoder, model, reference, chunk_of(encoder, model, options.chunk_rows));
+  Evaluator evaluator(encoder, model, reference, batches, options.chunk_rows);
   bool stopped = false;
   for (std::size_t b = 0; b < batches.size() && !stopped; ++b) {
     evaluator.add(batches[b], static_cast<std::int64_t>(b));

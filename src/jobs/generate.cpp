@@ -86,6 +86,7 @@ GenerateReport generate(CommandEncoder& encoder, const models::Model& model,
   how.first_room = std::max(longest, kFirstRoom);
   how.prefill_chunk = options.prefill_chunk;
   how.logprobs = options.logprobs;
+  how.prompts_first = true;
   how.on_beyond = options.on_beyond;
   how.on_read = [&](std::int64_t slot, std::int64_t read, std::int64_t) {
     if (options.on_read)

@@ -24,6 +24,11 @@ void check_prompt(const char* who, const models::Model& model,
   check_tokens(who, "the prompt's tokens", model, tokens, 0);
 }
 
+void check_targets(const char* who, const models::Model& model,
+                   const std::vector<std::int32_t>& targets) {
+  check_tokens(who, "a target", model, targets, -1);
+}
+
 void check_batch(const char* who, const models::Model& model, const Batch& batch) {
   if (batch.rows < 1 || batch.length < 1 ||
       batch.tokens.size() != static_cast<std::size_t>(batch.rows * batch.length) ||
@@ -36,7 +41,7 @@ void check_batch(const char* who, const models::Model& model, const Batch& batch
                                      to_string(Shape{batch.rows, batch.length}));
   }
   check_tokens(who, "a token", model, batch.tokens, 0);
-  check_tokens(who, "a target", model, batch.targets, -1);
+  check_targets(who, model, batch.targets);
 }
 
 Tensor upload_ints(CommandEncoder& encoder, const std::vector<std::int32_t>& ids) {

@@ -10,6 +10,8 @@ namespace mlxtape::jobs {
 void check_batch(const char* who, const models::Model& model, const Batch& batch);
 void check_prompt(const char* who, const models::Model& model,
                   const std::vector<std::int32_t>& tokens);
+void check_targets(const char* who, const models::Model& model,  // -1: no target
+                   const std::vector<std::int32_t>& targets);
 
 Tensor upload_tokens(CommandEncoder& encoder, const Batch& batch);  // [rows, length]
 Tensor upload_ints(CommandEncoder& encoder, const std::vector<std::int32_t>& ids);  // [n]

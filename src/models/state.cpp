@@ -249,7 +249,7 @@ class Reader {
 
   // What the layers gave for the last token.
   Stream read(std::span<const std::int32_t> tokens, std::int64_t chunk,
-              const std::function<void(std::int64_t)>& progress) {
+              const std::function<void(std::int64_t)>& progress, const TokenRows& rows) {
     std::int64_t& length = state_.lengths_[state_.place(sequence_)];
     const auto count = static_cast<std::int64_t>(tokens.size());
     if (count == 0 || chunk < 1) {
@@ -265,7 +265,7 @@ class Reader {
     for (std::int64_t at = 0; at < count; at += chunk) {
       const std::int64_t n = std::min(chunk, count - at);
       last = run(tokens.subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(n)), at,
-                 length, progress);
+                 length, progress, rows);
       length += n;
     }
     return last;
@@ -274,7 +274,7 @@ class Reader {
  private:
   // After `at` tokens of the call, and `start` of the sequence.
   Stream run(std::span<const std::int32_t> tokens, std::int64_t at, std::int64_t start,
-             const std::function<void(std::int64_t)>& progress) {
+             const std::function<void(std::int64_t)>& progress, const TokenRows& rows) {
     const auto n = static_cast<std::int64_t>(tokens.size());
     const auto layers = static_cast<std::int64_t>(state_.caches_.size());
     Tape tape(encoder_);
@@ -287,6 +287,7 @@ class Reader {
       stream = run_layer(tape, model_, l, stream, &past);
       if (progress) progress(at + n * (l + 1) / layers);
     }
+    if (rows) rows(run_norm(tape, model_, stream).reshape({n, model_.config.plan.width}));
     const auto row = [&](const Tensor& t) {
       return encoder_.contiguous(t.slice(1, n - 1, n));
     };
@@ -301,8 +302,8 @@ class Reader {
 
 Tensor prefill(CommandEncoder& encoder, const Model& model, State& state, std::int64_t sequence,
                std::span<const std::int32_t> tokens, std::int64_t chunk,
-               const std::function<void(std::int64_t)>& progress) {
-  const Stream last = Reader(encoder, model, state, sequence).read(tokens, chunk, progress);
+               const std::function<void(std::int64_t)>& progress, const TokenRows& rows) {
+  const Stream last = Reader(encoder, model, state, sequence).read(tokens, chunk, progress, rows);
   Tape tape(encoder);
   const Tensor row = logits(tape, model, run_norm(tape, model, last));
   return ops::cast(encoder, row, DType::kF32).reshape({model.config.plan.vocabulary});
@@ -310,8 +311,8 @@ Tensor prefill(CommandEncoder& encoder, const Model& model, State& state, std::i
 
 void read_on(CommandEncoder& encoder, const Model& model, State& state, std::int64_t sequence,
              std::span<const std::int32_t> tokens, std::int64_t chunk,
-             const std::function<void(std::int64_t)>& progress) {
-  Reader(encoder, model, state, sequence).read(tokens, chunk, progress);
+             const std::function<void(std::int64_t)>& progress, const TokenRows& rows) {
+  Reader(encoder, model, state, sequence).read(tokens, chunk, progress, rows);
 }
 
 Tensor decode(CommandEncoder& encoder, const Model& model, State& state, const Tensor& ids,

@@ -1,11 +1,8 @@
-#include "mlxtape/jobs/engine.h"
+#include "jobs/engine_support.h"
 
 #include <cmath>
-#include <map>
 
 #include "mlxtape/jobs/not_finite.h"
-#include "models/small_models.h"
-#include "support/op_test.h"
 
 namespace mlxtape::test {
 namespace {
@@ -14,44 +11,6 @@ using jobs::Choice;
 using jobs::Engine;
 using jobs::EngineOptions;
 using jobs::Request;
-using jobs::SamplingOptions;
-using Tokens = std::vector<std::int32_t>;
-
-Tokens some_prompt(std::size_t count, std::int32_t seed) {
-  Tokens tokens;
-  for (std::size_t i = 0; i < count; ++i) {
-    tokens.push_back(
-        static_cast<std::int32_t>((i * 37 + 11) * static_cast<std::size_t>(seed + 3) % 80));
-  }
-  return tokens;
-}
-
-class Engines : public OnDevice {
- protected:
-  // Steps until every sequence has so many tokens, and ends it then; what each slot said.
-  static std::map<std::int64_t, Tokens> finish(Engine& engine, std::size_t count) {
-    std::map<std::int64_t, Tokens> said;
-    while (engine.is_busy()) {
-      for (const Choice& choice : engine.step()) {
-        said[choice.slot].push_back(choice.token);
-        if (said[choice.slot].size() == count) engine.cancel(choice.slot);
-      }
-    }
-    return said;
-  }
-  Tokens alone(const models::Model& model, const Request& request, std::size_t count) {
-    Engine engine(encoder(), model, {});
-    const std::int64_t slot = engine.admit(request);
-    return finish(engine, count)[slot];
-  }
-};
-
-Request drawn(std::size_t length, std::uint64_t seed) {
-  Request request{some_prompt(length, static_cast<std::int32_t>(seed))};
-  request.sampling.temperature = 0.8;
-  request.sampling.seed = seed;
-  return request;
-}
 
 // Greedy ones, drawn ones with every filter, penalties and biases beside each other: each as if it were alone.
 TEST_P(Engines, AnyMixtureOfRows) {

@@ -8,7 +8,10 @@
 //            kl = Σ_v p_ref[v]·(log p_ref[v] − log p[v]);  agreement: how often both have the same largest logit, of equal
 //            ones the first. Errors of means: std/√N. std has N − 1 in its denominator; of one target it is 0.
 // Types      logits are of the model's type, each target's numbers f32, the sums over targets double
-// Memory     hidden states of one batch; logits of some of its rows at a time, the reference's beside them
+// How        each batch is scored by an Engine (jobs/engine.h): its rows are prompts that generate nothing, side by side in one
+//            step. A reference has an engine of its own, which stops at the hidden states; its logits are made piece by piece
+//            beside the model's, because the divergence needs whole rows of both at once.
+// Memory     hidden states of one batch; logits of some of its targets at a time, the reference's beside them
 // Errors     kArgument: no target that counts, another vocabulary than the reference's; kIo: a token outside the vocabulary;
 //            NotFinite: a loss that is not finite (says where)
 #pragma once
@@ -44,7 +47,7 @@ struct Evaluation {
 };
 
 struct EvaluateOptions {
-  std::int64_t chunk_rows = 0;  // so many rows of logits at a time; 0: as many as are quick
+  std::int64_t chunk_rows = 0;  // logits of so many targets at a time; 0: as many as are quick
   std::function<void(std::int64_t done, std::int64_t all)> progress;  // batches
   std::function<bool()> stop;                                         // asked after each batch
 };

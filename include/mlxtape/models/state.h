@@ -77,15 +77,20 @@ class State {
 
 // Tokens must be in the vocabulary: prefill and step throw kArgument.
 
+// Called with what the head takes of every token of a chunk, [tokens, width].
+using TokenRows = std::function<void(const Tensor& rows)>;
+
 // The next tokens of one sequence, chunk of them at a time; the logits [vocabulary] f32 after the last. progress is called
 // after every layer with how many tokens that work amounts to so far; on a GPU the work may still be queued.
 Tensor prefill(CommandEncoder& encoder, const Model& model, State& state, std::int64_t sequence,
                std::span<const std::int32_t> tokens, std::int64_t chunk = 2048,
-               const std::function<void(std::int64_t tokens)>& progress = {});
+               const std::function<void(std::int64_t tokens)>& progress = {},
+               const TokenRows& rows = {});
 // The same without the logits, of a prompt that goes on after them.
 void read_on(CommandEncoder& encoder, const Model& model, State& state, std::int64_t sequence,
              std::span<const std::int32_t> tokens, std::int64_t chunk = 2048,
-             const std::function<void(std::int64_t tokens)>& progress = {});
+             const std::function<void(std::int64_t tokens)>& progress = {},
+             const TokenRows& rows = {});
 
 // One token more for every sequence, of a step that is captured: ids and lengths [B] i32 are on the device and not looked at;
 // lengths says how many tokens came before, whatever the state says. The logits [B, vocabulary], of the model's type.
