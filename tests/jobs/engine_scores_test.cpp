@@ -308,6 +308,27 @@ TEST_P(EngineScores, HoldFewLogits) {
   }
 }
 
+TEST_P(EngineScores, LongerThanTheModel) {
+  const models::Model model = lively_model(encoder(), "qwen3");
+  for (const std::int64_t chunk : {2048, 200}) {
+    std::vector<std::int64_t> heard;
+    EngineOptions options;
+    options.context = 600;
+    options.prefill_chunk = chunk;
+    options.on_beyond = [&](std::int64_t tokens, std::int64_t positions) {
+      heard = {tokens, positions};
+    };
+    Engine engine(encoder(), model, options);
+    engine.admit(scored(513, 1));  // the last is not read
+    read_all(engine);
+    EXPECT_TRUE(heard.empty());
+    engine.cancel(0);
+    engine.admit(scored(600, 2));
+    read_all(engine);
+    EXPECT_EQ(heard, (std::vector<std::int64_t>{599, 512}));
+  }
+}
+
 TEST_P(EngineScores, SaysWhatIsWrong) {
   const models::Model model = small_model(encoder(), "qwen3");
   expect_error(Errc::kArgument, "score_rows must be at least 0, got -1",

@@ -79,7 +79,7 @@ TEST_P(EngineTurns, HalfReadPastsAreSafe) {
     const Request a = drawn(3, 1);
     Request b = drawn(7, 2);
     engine.admit(b);
-    EXPECT_EQ(steps(engine, 2), "P a");
+    EXPECT_EQ(steps(engine, 3), "p P a");
     engine.cancel(0);
     engine.admit({some_prompt(21, 5)});  // takes another slot, is read in six chunks
     engine.admit(a);
