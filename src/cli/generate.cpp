@@ -1,7 +1,10 @@
 // generate: text from one or several prompts.
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <array>
+#include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 
@@ -20,7 +23,9 @@ using formats::Json;
 
 struct Flags {
   std::string model, adapters, prefill;
-  std::vector<std::string> prompts, files;
+  std::vector<std::string> prompts, files, biases;
+  std::string logprobs;
+  const CLI::Option* logprobs_flag = nullptr;  // it may come without a number
   bool no_template = false, verbose = true;
   AnswerFlags answer;
   TemplateFlags chat;
@@ -108,6 +113,85 @@ std::vector<std::int32_t> encode(const formats::Tokenizer& tokenizer, const std:
   return tokenizer.encode_chat(messages, options);
 }
 
+template <class Number>
+bool read_all(std::string_view text, Number& value) {
+  const auto [stopped, wrong] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return wrong == std::errc{} && stopped == text.data() + text.size();
+}
+
+// Of ID=VALUE.
+std::pair<std::int32_t, float> read_bias(const std::string& text) {
+  const std::size_t middle = std::min(text.find('='), text.size());
+  const std::string_view id = std::string_view(text).substr(0, middle);
+  const std::string_view value = std::string_view(text).substr(std::min(middle + 1, text.size()));
+  std::pair<std::int32_t, float> bias;
+  const bool fits = read_all(id, bias.first) && bias.first >= 0 && read_all(value, bias.second) &&
+                    (std::isfinite(bias.second) || bias.second == -INFINITY);
+  if (!fits) {
+    called_wrongly("--logit-bias must be a token's id, '=' and a number or -inf, got '" + text +
+                   "'");
+  }
+  return bias;
+}
+
+void read_biases(const Flags& flags, jobs::SamplingOptions& sampling) {
+  for (const std::string& text : flags.biases) {
+    const auto bias = read_bias(text);
+    for (const auto& [token, value] : sampling.logit_bias) {
+      if (token == bias.first) {
+        called_wrongly("--logit-bias: the token " + std::to_string(token) + " is given twice");
+      }
+    }
+    sampling.logit_bias.push_back(bias);
+  }
+  require(jobs::sampling_check(sampling));
+}
+
+void expect_in_vocabulary(const jobs::SamplingOptions& sampling, const models::Model& model) {
+  for (const auto& [token, value] : sampling.logit_bias) {
+    if (token < model.config.plan.vocabulary) continue;
+    called_wrongly("--logit-bias: the model has tokens 0 to " +
+                   std::to_string(model.config.plan.vocabulary - 1) + ", got " +
+                   std::to_string(token));
+  }
+}
+
+// How many of the most likely tokens are listed beside each token; -1: log-probabilities are not wanted.
+std::int64_t listed(const Flags& flags) {
+  if (flags.logprobs_flag->count() == 0) return -1;
+  std::int64_t count = 0;
+  if (flags.logprobs.empty()) return count;
+  if (!read_all(flags.logprobs, count) || count < 0 || count > ops::kSampleTop) {
+    called_wrongly("--logprobs must be a whole number from 0 to " +
+                   std::to_string(ops::kSampleTop) + ", got '" + flags.logprobs + "'");
+  }
+  return count;
+}
+
+// A token, its text and its log-probability. A token may be a part of a character: its text then is the sign for that.
+Json::Object token_json(const formats::Tokenizer& tokenizer, std::int32_t id, float logprob) {
+  const std::array<formats::TokenId, 1> ids = {id};
+  return {{"id", static_cast<std::int64_t>(id)},
+          {"token", formats::replace_invalid_utf8(tokenizer.decode(ids))},
+          {"logprob", static_cast<double>(logprob)}};
+}
+
+Json logprobs_json(const formats::Tokenizer& tokenizer, const jobs::Generated& one,
+                   std::int64_t count) {
+  Json::Array tokens;
+  for (std::size_t t = 0; t < one.tokens.size(); ++t) {
+    Json::Object token = token_json(tokenizer, one.tokens[t], one.logprobs[t]);
+    Json::Array top;
+    for (const auto& [id, logprob] : one.top[t]) {
+      if (static_cast<std::int64_t>(top.size()) == count) break;
+      top.emplace_back(token_json(tokenizer, id, logprob));
+    }
+    if (count > 0) token.emplace_back("top", std::move(top));
+    tokens.emplace_back(std::move(token));
+  }
+  return tokens;
+}
+
 double per_second(std::int64_t tokens, double seconds) {
   return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
 }
@@ -119,14 +203,18 @@ std::int64_t stepped(const jobs::GenerateReport& report) {
 }
 
 Json to_json(const jobs::GenerateReport& report, const std::vector<std::string>& prompts,
-             const Flags& flags, Device& device) {
+             const Flags& flags, const formats::Tokenizer& tokenizer, Device& device) {
   Json::Array sequences;
   for (std::size_t i = 0; i < prompts.size(); ++i) {
     const jobs::Generated& one = report.sequences[i];
-    sequences.emplace_back(Json::Object{{"prompt", prompts[i]},
-                                        {"text", one.text},
-                                        {"tokens", static_cast<std::int64_t>(one.tokens.size())},
-                                        {"finish", name_of(one.finish)}});
+    Json::Object sequence{{"prompt", prompts[i]},
+                          {"text", one.text},
+                          {"tokens", static_cast<std::int64_t>(one.tokens.size())},
+                          {"finish", name_of(one.finish)}};
+    if (const std::int64_t count = listed(flags); count >= 0) {
+      sequence.emplace_back("logprobs", logprobs_json(tokenizer, one, count));
+    }
+    sequences.emplace_back(std::move(sequence));
   }
   return Json::Object{
       {"model", flags.model},
@@ -165,15 +253,20 @@ void print_costs(const jobs::GenerateReport& report, Device& device) {
 void generate(const Globals& globals, const Flags& flags) {
   const std::vector<std::string> prompts = read_prompts(flags);
   static_cast<void>(flags.chat.variables());  // what is wrong with it is said before all else
+  const bool logprobs = listed(flags) >= 0;
+  if (logprobs && !globals.json) called_wrongly("--logprobs needs --json, which prints them");
   expect_model(flags.model);
   const auto tokenizer = formats::Tokenizer::from_directory(flags.model);
   jobs::GenerateOptions options = flags.answer.for_tokenizer(tokenizer);
+  options.logprobs = logprobs;
+  read_biases(flags, options.sampling);
   std::vector<std::vector<std::int32_t>> ids;
   for (const std::string& prompt : prompts) ids.push_back(encode(tokenizer, prompt, flags));
   Device& device = globals.device();
   const auto encoder = device.make_encoder();
   const models::Model model = load_model(flags.model, flags.adapters, *encoder, globals);
 
+  expect_in_vocabulary(options.sampling, model);
   const bool stream = prompts.size() == 1 && !globals.json;
   options.on_text = [&](std::size_t, std::string_view text) {
     if (!stream) return true;
@@ -188,7 +281,7 @@ void generate(const Globals& globals, const Flags& flags) {
   watch.attach(options);
   const jobs::GenerateReport report = jobs::generate(*encoder, model, tokenizer, ids, options);
   if (globals.json) {
-    print_json(to_json(report, prompts, flags, device));
+    print_json(to_json(report, prompts, flags, tokenizer, device));
   } else {
     print_texts(report, prompts);
   }
@@ -230,6 +323,21 @@ void add_generate(CLI::App& app, const Globals& globals) {
       ->type_name("TEXT")
       ->group("Chat template");
   flags->answer.add_to(*command);
+  command
+      ->add_option("--logit-bias", flags->biases,
+                   "add VALUE to the logit of the token with this id; -inf: never choose it")
+      ->allow_extra_args(false)
+      ->type_name("ID=VALUE")
+      ->group("Sampling");
+  flags->logprobs_flag =
+      command
+          ->add_option(
+              "--logprobs", flags->logprobs,
+              "with --json: the log-probability of each generated token, and of the N most "
+              "likely tokens at its position (at most 20; default 0)")
+          ->expected(0, 1)
+          ->type_name("N")
+          ->group("Output");
   command->add_option("--verbose", flags->verbose, "print speed and memory at the end, on stderr")
       ->expected(0, 1)
       ->default_str("true")

@@ -157,6 +157,17 @@ one=$("$program" generate $on --model "$model" -p 12 --temp 1 --top-p 0.9 --seed
 same "$one" "$("$program" generate $on --model "$model" -p 12 --temp 1 --top-p 0.9 --seed 7 --quiet)" "the same seed"
 [ "$one" != "$("$program" generate $on --model "$model" -p 12 --temp 1 --top-p 0.9 --seed 8 --quiet)" ] ||
   complain "two seeds give the same text"
+expect 0 "$(printf '%040d' 0 | tr 0 5)" generate $on --model "$model" -p 12 -m 40 --logit-bias 53=1000
+expect 0 '"logprobs": [' generate $on --model "$model" -p 12 -m 2 --json --logprobs
+expect 0 '"top": [' generate $on --model "$model" -p 12 -m 2 --json --logprobs 3
+lines=$("$program" generate $on --model "$model" -p 12 -m 1 --json --logprobs 3 | grep -c '"logprob":')
+same "$lines" 4 "log-probabilities of one token and of three at its position"
+expect 2 "--logprobs needs --json" generate $on --model "$model" -p 1 --logprobs
+expect 2 "from 0 to 20, got '21'" generate $on --model "$model" -p 1 --json --logprobs 21
+expect 2 "got '5'" generate $on --model "$model" -p 1 --logit-bias 5
+expect 2 "got '5=nan'" generate $on --model "$model" -p 1 --logit-bias 5=nan
+expect 2 "token 5 is given twice" generate $on --model "$model" -p 1 --logit-bias 5=1 --logit-bias 5=2
+expect 2 "got 99999" generate $on --model "$model" -p 1 --logit-bias 99999=1
 expect 2 "a prompt is needed" generate $on --model "$model"
 expect 2 "--model is required" generate $on -p 1
 expect 2 "--max-tokens" generate $on --model "$model" -p 1 -m 0
