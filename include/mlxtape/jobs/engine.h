@@ -1,4 +1,5 @@
-// Engine: sequences of one model side by side, a token each at a time, chosen on the device. Prompts can be scored as well.
+// Engine: generates several sequences of one model side by side, one token each at a time, sampled on the device; and scores
+// prompts.
 //
 //   Engine engine(*encoder, model, {.slots = 2});
 //   const std::int64_t a = engine.admit({tokenizer.encode("The river")});
@@ -8,26 +9,26 @@
 //   }
 //
 // Slots      A request takes a free slot until it is cancelled. The past of a slot stays there: a later request whose prompt
-//            begins with it takes that slot, and only what is new is read. Where the model has delta nets, which cannot forget,
-//            that is so from the end of the past or from its mark. A step of other sequences takes an idle slot's past away.
-// A step     Either a chunk of the prompt that was admitted first of those not read, whose last chunk gives the first token; or
-//            one token more for every running sequence: captured once, replayed after, so that the host sends nothing and gets
-//            one number a sequence. While both are to be done they take turns, so that a long prompt holds up the others by one
-//            chunk a token; with prompts_first all prompts come before. Nothing but the calls decides which it is. A sequence's
-//            choices depend on its prompt and its settings; on other sequences beside it only as far as kernels round otherwise
-//            for another number of rows.
-// Scores     Request::targets asks for log-probabilities in the prompt: score i is that of targets[i] after prompt[0 .. i].
-//            {prompt.begin() + 1, prompt.end()} are the prompt's own tokens. A request with generate = false ends there: it
-//            reads no further than the last target, gets no token, and its slot waits for take_scores and cancel. If it fits
-//            one chunk it needs no state and leaves no past; those that follow it in the order of admission and are like it
-//            run side by side with it, as rows of one batch, as long as their tokens, padded to the longest, fit the chunk.
-//            Positions to be scored are always read, never taken from a past. Choices do not change by scoring.
-// Memory     of all slots for as many tokens as the longest has, and for twice as many whenever there is no more room. Of
-//            scores the hidden states of one chunk, and the logits of score_rows positions. Each slot that has delta nets and
-//            whose prompt is half read has a copy of their states while others run.
-// Errors     A slot that is not taken, no free slot: kArgument; a token outside of the vocabulary: kIo. Nothing was changed then.
-//            Logits without a largest finite number: NotFinite. After it, and after any error of a step, all slots are free and
-//            without a past. Scores that are not finite are given as they are.
+//            begins with it takes that slot, and only what is new is read. Delta nets cannot forget, so a model that has them
+//            continues only from the end of the past or from its mark. A step of other sequences discards an idle slot's past.
+// A step     Either one chunk of the prompt that was admitted first among those not read yet; its last chunk gives the first
+//            token. Or one token for every running sequence: captured once, then replayed, so that the host sends nothing and
+//            gets one number per sequence. While there is work of both kinds they take turns, so a long prompt delays others by
+//            one chunk per token; with prompts_first all prompts are read before. Timing plays no part. A sequence's tokens
+//            depend on its prompt and settings; on other sequences only as far as kernels round differently for another number
+//            of rows.
+// Scores     Request::targets asks for log-probabilities within the prompt: targets[i] is scored after prompt[0 .. i], so that
+//            {prompt.begin() + 1, prompt.end()} scores the prompt itself. With generate = false the request is then done: it is
+//            read no further than the last target, gets no token, and keeps its slot for take_scores until it is cancelled. If
+//            it fits in one chunk it uses no state and leaves no past, and runs side by side with the next requests of its kind
+//            in the order of admission, as long as all of them, padded to the longest, fit in the chunk. A position that is to
+//            be scored is read even if the past holds it. Scores do not change what is generated.
+// Memory     All slots have room for as many tokens as the longest needs; the room doubles when it is used up. Scores take the
+//            hidden states of one chunk and the logits of score_rows positions. While others run, a half-read prompt of a model
+//            with delta nets has a second copy of their states.
+// Errors     kArgument: a slot that is not taken, no free slot, settings out of range. kIo: a token outside the vocabulary.
+//            Nothing has changed then. NotFinite: logits without a largest finite number. After it, and after any error of a
+//            step, all slots are free and without a past. Scores that are not finite are returned as they are.
 #pragma once
 
 #include <cstdint>
@@ -46,21 +47,18 @@ struct EngineOptions {
   std::int64_t context = 0;  // most tokens of a sequence; 0: as many positions as the model has
   std::int64_t first_room = 1024;  // tokens after a prompt that there is room for at first
   std::int64_t prefill_chunk = 2048;
-  bool logprobs =
-      false;  // of the tokens chosen, and of the most likely ones, there and beside scores
-  // Read all prompts before any sequence goes on: quickest for a batch whose requests are all there at once.
-  bool prompts_first = false;
-  std::int64_t score_rows =
-      0;  // logits of so many scored positions at a time; 0: as many as are quick
+  bool logprobs = false;  // of chosen tokens; and the most likely ones, there and beside scores
+  bool prompts_first = false;   // quickest for a batch whose requests are all there at once
+  std::int64_t score_rows = 0;  // positions whose logits exist at a time; 0: as many as are quick
   // How much of a slot's prompt was read, of all that is to be read; called as layers are done.
   std::function<void(std::int64_t slot, std::int64_t read, std::int64_t all)> on_read = {};
   // Once, before a sequence first has more tokens than the model has positions.
   std::function<void(std::int64_t tokens, std::int64_t positions)> on_beyond = {};
-  // For what scores alone do not tell, such as a comparison with another model. Called with tensors of the scored positions
-  // of one step, slot by slot in the order of admission and in each by position. Neither may call the engine.
-  // What the head takes, [positions, width]; the answer false leaves out their logits and scores.
+  // For more than scores, such as a comparison with another model. Called with the scored positions of one step, slot by slot
+  // in the order of admission, then by position. They must not call this engine. on_hidden: the head's input, [positions,
+  // width]; false: no logits and no scores of them.
   std::function<bool(const Tensor& hidden)> on_hidden = {};
-  // Logits of positions [start, stop) of those, [stop − start, vocabulary]; their memory is used again afterwards.
+  // Positions [start, stop) of those, [stop − start, vocabulary]; the memory is used again afterwards.
   std::function<void(std::int64_t start, std::int64_t stop, const Tensor& logits)> on_logits = {};
 };
 
@@ -69,16 +67,14 @@ struct Request {
   SamplingOptions sampling = {};
   // A later prompt is likely to begin with so many tokens of this one: a mark is left there. 0: none.
   std::int64_t mark_at = 0;
-  std::vector<std::int32_t> targets =
-      {};  // to be scored, at most as many as the prompt has tokens; -1: not this position
-  bool generate = true;  // false: nothing is generated, there must be a target
+  std::vector<std::int32_t> targets = {};  // at most one per prompt token; -1: none here
+  bool generate = true;                    // false: only score; needs a target
 };
 
 struct Choice {
   std::int64_t slot = 0;
   std::int32_t token = 0;
-  float logprob =
-      0;  // with EngineOptions::logprobs, as the model said it: before penalties and bias
+  float logprob = 0;  // with EngineOptions::logprobs: the model's own, before penalties and bias
   std::vector<std::pair<std::int32_t, float>> top = {};  // the 20 most likely, likewise
 };
 
@@ -101,7 +97,7 @@ class Engine {
   bool has_free_slot() const;
   std::int64_t admit(Request request);  // the slot
   std::vector<Choice> step();           // none where nothing is to be done
-  // What was scored of the prompt of the request that has the slot, or had it last, since the last call; by position.
+  // Scores of the slot's request, or its last one, that came since the previous call; by position.
   std::vector<Score> take_scores(std::int64_t slot);
   void cancel(std::int64_t slot);  // the sequence ends; its past stays
   void forget();                   // every sequence, every past and their memory
