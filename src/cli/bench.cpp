@@ -30,21 +30,24 @@ CLI::Option* add_size(CLI::App& command, const char* name, std::int64_t& size, c
 }
 
 void add_dtype(CLI::App& command, Flags& flags) {
-  command.add_option("--dtype", flags.dtype, "of the parameters (step: in bf16 with f32 masters)")
+  command
+      .add_option("--dtype", flags.dtype,
+                  "dtype of the parameters; bench step keeps f32 master copies of bf16 ones")
       ->check(CLI::IsMember({"f32", "bf16"}))
       ->type_name("TYPE");
 }
 
 void add_model_name(CLI::App& command, bench::ModelConfig& config) {
   command
-      .add_option(
-          "--model", config.model,
-          "a directory, or random weights: qwen3-0.6b, qwen3-next-0.3b or qwen3-next-80b-period")
+      .add_option("--model", config.model,
+                  "a model directory, or a built-in shape with random weights: qwen3-0.6b, "
+                  "qwen3-next-0.3b or "
+                  "qwen3-next-80b-period")
       ->type_name("DIR");
 }
 
 void add_seconds(CLI::App& command, double& seconds) {
-  command.add_option("--seconds", seconds, "time for each row and contender")
+  command.add_option("--seconds", seconds, "seconds spent on each row, for each library compared")
       ->type_name("S")
       ->check(number(0.001, 60));
 }
@@ -55,7 +58,7 @@ void add_measuring(CLI::App& command, Flags& flags) {
       ->type_name("FILE");
   add_seconds(command, flags.config.seconds);
   command.add_flag("--no-overlap", flags.one_by_one,
-                   "cuda: start each kernel after the one before has ended");
+                   "CUDA: start each kernel only when the previous one has finished");
 }
 
 Device& device_of(const Globals& globals, Flags& flags) {
@@ -69,30 +72,33 @@ Device& device_of(const Globals& globals, Flags& flags) {
 
 void add_ops(CLI::App& bench, const Globals& globals, const std::shared_ptr<Flags>& flags) {
   CLI::App* ops = add_command(bench, "ops",
-                              "every operation: time, bandwidth, share of what the memory allows.",
+                              "benchmark every op: time, bandwidth, share of the memory bandwidth.",
                               "Example:\n  mlxtape bench ops --filter 'softmax bwd .* bf16'");
   ops->add_option("--filter", flags->config.filter,
-                  "only rows matching this expression, e.g. 'softmax bwd .* bf16'")
+                  "only rows that match this regular expression, e.g. 'softmax bwd .* bf16'")
       ->type_name("REGEX");
-  ops->add_option("--peers", flags->config.peers_script,
-                  "measure other libraries too: bench/peers/cpu_peers.py or cuda_peers.py")
+  ops->add_option(
+         "--peers", flags->config.peers_script,
+         "script that measures other libraries too: bench/peers/cpu_peers.py or cuda_peers.py")
       ->type_name("FILE");
-  ops->add_option("--python", flags->config.python, "the Python that has them")->type_name("FILE");
+  ops->add_option("--python", flags->config.python,
+                  "Python interpreter for --peers, with those libraries installed")
+      ->type_name("FILE");
   add_measuring(*ops, *flags);
   ops->callback(
       [&globals, flags] { bench::run_ops(device_of(globals, *flags), flags->config, std::cout); });
 }
 
 void add_step(CLI::App& bench, const Globals& globals, const std::shared_ptr<Flags>& flags) {
-  CLI::App* step =
-      add_command(bench, "step", "a whole training step: time, the host's share of it, memory.",
-                  "Example:\n  mlxtape bench step --layers 4 --dtype bf16");
+  CLI::App* step = add_command(
+      bench, "step", "benchmark a whole training step: time, the host's share of it, memory.",
+      "Example:\n  mlxtape bench step --layers 4 --dtype bf16");
   bench::StepConfig& model = flags->step;
-  add_size(*step, "--layers", model.layers, "of the model");
-  add_size(*step, "--width", model.width, "of the stream through its layers");
-  add_size(*step, "--hidden", model.hidden, "width inside each layer");
-  add_size(*step, "--vocab", model.vocab, "tokens it knows");
-  add_size(*step, "--tokens", model.tokens, "tokens of a step");
+  add_size(*step, "--layers", model.layers, "number of layers");
+  add_size(*step, "--width", model.width, "width of the hidden state");
+  add_size(*step, "--hidden", model.hidden, "inner width of each layer");
+  add_size(*step, "--vocab", model.vocab, "vocabulary size");
+  add_size(*step, "--tokens", model.tokens, "tokens per step");
   add_dtype(*step, *flags);
   add_measuring(*step, *flags);
   step->callback([&globals, flags] {
@@ -102,10 +108,10 @@ void add_step(CLI::App& bench, const Globals& globals, const std::shared_ptr<Fla
 
 void add_layers(CLI::App& bench, const Globals& globals, const std::shared_ptr<Flags>& flags) {
   CLI::App* layers = add_command(
-      bench, "layers", "Qwen3-Next's blocks, forward and with every gradient: time and memory.",
+      bench, "layers", "benchmark Qwen3-Next's blocks, forward and backward: time and memory.",
       "Example:\n  mlxtape bench layers --tokens 1024");
-  add_size(*layers, "--tokens", flags->layers.tokens, "of one sequence");
-  add_size(*layers, "--experts", flags->layers.experts, "of the expert block; the model has 512");
+  add_size(*layers, "--tokens", flags->layers.tokens, "tokens per sequence");
+  add_size(*layers, "--experts", flags->layers.experts, "number of experts; the model has 512");
   add_dtype(*layers, *flags);
   add_measuring(*layers, *flags);
   layers->callback([&globals, flags] {
@@ -115,20 +121,21 @@ void add_layers(CLI::App& bench, const Globals& globals, const std::shared_ptr<F
 
 void add_model(CLI::App& bench, const Globals& globals, const std::shared_ptr<Flags>& flags) {
   CLI::App* model = add_command(
-      bench, "model", "a whole model: training, a prompt, tokens one by one: time and memory.",
+      bench, "model",
+      "benchmark a whole model: training, prompt processing, decoding: time and memory.",
       "Example:\n  mlxtape bench model --model my-model --bits 4 --no-train");
   bench::ModelConfig& config = flags->model;
-  add_size(*model, "--tokens", config.tokens, "of a training step, and of the prompt");
-  add_size(*model, "--chunk", config.chunk, "tokens of the prompt at a time");
-  add_size(*model, "--context", config.context, "tokens before those that come one by one");
-  add_size(*model, "--batch", config.batch, "sequences side by side");
+  add_size(*model, "--tokens", config.tokens, "tokens per training step, and of the prompt");
+  add_size(*model, "--chunk", config.chunk, "prompt tokens processed at a time");
+  add_size(*model, "--context", config.context, "tokens in the cache before decoding starts");
+  add_size(*model, "--batch", config.batch, "number of sequences at once");
   add_model_name(*model, config);
-  model->add_option("--bits", config.bits, "pack the weights; 0: do not")
+  model->add_option("--bits", config.bits, "quantise the weights to this many bits; 0: do not")
       ->check(CLI::IsMember({2, 3, 4, 5, 6, 8}))
       ->type_name("N");
   model->add_option("--save", config.save, "also write the model to this directory")
       ->type_name("DIR");
-  model->add_flag("!--no-train", config.train, "leave the training step out");
+  model->add_flag("!--no-train", config.train, "skip the training step");
   add_dtype(*model, *flags);
   add_measuring(*model, *flags);
   model->callback([&globals, flags] {
@@ -145,8 +152,8 @@ void run_all(const Globals& globals, Flags& flags) {
     std::error_code failed;
     std::filesystem::create_directories(flags.folder, failed);
     if (failed) {
-      throw Error(Errc::kIo, "bench: " + flags.folder +
-                                 ": must be a folder, or be made one: " + failed.message());
+      throw Error(Errc::kIo,
+                  "bench: " + flags.folder + ": cannot create this folder: " + failed.message());
     }
     for (const char* name : {"ops.json", "model.json", "model-4bit.json"}) {
       bench::expect_report_or_none(flags.folder + "/" + name);
@@ -173,8 +180,8 @@ void run_all(const Globals& globals, Flags& flags) {
 
 void add_bench(CLI::App& app, const Globals& globals) {
   CLI::App* bench = add_command(app, "bench",
-                                "measure this machine: every operation, then whole models; or one "
-                                "of these. --device auto is the CPU here.",
+                                "benchmark this machine: every op, then a whole model; or one of "
+                                "the commands below. Here --device auto means the CPU.",
                                 "Examples:\n  mlxtape bench --out results\n  mlxtape bench ops "
                                 "--filter softmax --device cuda");
   bench->group("This machine");
@@ -183,13 +190,13 @@ void add_bench(CLI::App& app, const Globals& globals) {
   flags->config.commit = MLXTAPE_COMMIT;
   bench
       ->add_option("--filter", flags->config.filter,
-                   "of the operations only rows matching this expression, e.g. 'bwd .* bf16'")
+                   "only ops whose row matches this regular expression, e.g. 'bwd .* bf16'")
       ->type_name("REGEX");
   add_model_name(*bench, flags->model);
   add_seconds(*bench, flags->seconds_of_all);
   bench
       ->add_option("--out", flags->folder,
-                   "also write the rows to ops.json, model.json and model-4bit.json there")
+                   "also write the rows to ops.json, model.json and model-4bit.json in this folder")
       ->type_name("DIR");
   add_ops(*bench, globals, flags);
   add_step(*bench, globals, flags);

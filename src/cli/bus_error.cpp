@@ -31,7 +31,7 @@ extern "C" void on_bus_error(int number, siginfo_t* info, void*) {
   }
   for (const char* part :
        {"mlxtape: ", file,
-        ": became shorter or unreadable while it was in use; copy the file again, "
+        ": was truncated or became unreadable while in use; copy the file again, "
         "and do not change it during a run\n"}) {
     // Nothing can be done here about a terminal that is gone.
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, part, std::strlen(part));

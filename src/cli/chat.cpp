@@ -32,7 +32,7 @@ struct Flags {
 const char* const kHelp =
     "/reset  start a new chat\n"
     "/help   show this text\n"
-    "/exit   leave; so does the end of the input (Ctrl-D)\n"
+    "/exit   quit; so does end of input (Ctrl-D)\n"
     "Ctrl-C stops an answer.";
 
 constexpr std::size_t kMostOfLine = std::size_t{64} << 20U;
@@ -56,7 +56,7 @@ class Lines {
       // Ctrl-C while nothing is answered.
       std::clearerr(stdin);
       Interrupts::forget();
-      remark("\n/exit leaves");
+      remark("\nuse /exit to quit");
     }
     if (terminal_) print("\n");
     return std::nullopt;
@@ -94,9 +94,8 @@ struct Totals {
     peak = std::max(peak, reply.peak_bytes);
   }
   void tell() const {
-    remark("read:        " + rate(read, read_seconds) + " (" + std::to_string(kept) +
-           " were remembered)");
-    remark("answers:     " + rate(said, seconds));
+    remark("prompt:      " + rate(read, read_seconds) + " (" + std::to_string(kept) + " cached)");
+    remark("generation:  " + rate(said, seconds));
   }
 };
 
@@ -125,9 +124,10 @@ bool obey(const std::string& command, jobs::ChatSession& session) {
   if (command == "/exit") return false;
   if (command == "/reset") {
     session.reset();
-    remark("begun anew");
+    remark("new chat");
   } else {
-    remark(command == "/help" ? kHelp : "no such command: " + command + "; /help lists them");
+    remark(command == "/help" ? kHelp
+                              : "unknown command: " + command + "; /help lists the commands");
   }
   return true;
 }
@@ -173,8 +173,8 @@ void chat(const Globals& globals, const Flags& flags) {
   const auto tokenizer = formats::Tokenizer::from_directory(flags.model);
   if (tokenizer.chat_template() == nullptr) {
     throw Error(Errc::kIo, flags.model +
-                               ": has no chat template; mlxtape generate goes on with "
-                               "any text");
+                               ": has no chat template; use mlxtape generate, which does not "
+                               "need one");
   }
   jobs::ChatSettings options;
   options.generate = flags.answer.for_tokenizer(tokenizer);
@@ -203,7 +203,8 @@ void chat(const Globals& globals, const Flags& flags) {
 
 void add_chat(CLI::App& app, const Globals& globals) {
   CLI::App* command = add_command(
-      app, "chat", "chat with a model, a line at a time; each turn processes only the new tokens.",
+      app, "chat",
+      "chat interactively, one line at a time; each turn processes only the new tokens.",
       "Examples:\n"
       "  mlxtape chat --model my-model --temp 0.7\n"
       "  printf 'Hello\\nAnd in French?\\n' | mlxtape chat --model my-model --json");
@@ -213,8 +214,9 @@ void add_chat(CLI::App& app, const Globals& globals) {
   add_model_flag(*command, flags->model);
   add_adapter_flag(*command, flags->adapters);
   command
-      ->add_option("--max-context", flags->context,
-                   "maximum tokens of the whole chat; 0: the model's maximum context length")
+      ->add_option(
+          "--max-context", flags->context,
+          "maximum number of tokens in the whole chat; 0: the model's maximum context length")
       ->check(whole_number(0, std::uint64_t{1} << 31U))
       ->type_name("N")
       ->group("Model");

@@ -97,7 +97,7 @@ void tell(const Flags& flags, const Numbers& a, const Numbers& b, const jobs::Ev
   table.add({"perplexity", with_error(a.perplexity), with_error(b.perplexity),
              ratio(b.perplexity.value, a.perplexity.value)});
   table.add({"KL to the first", "", with_error(e.kl), ""});
-  table.add({"same first choice, %", "",
+  table.add({"top-1 agreement, %", "",
              with_error({100 * e.agreement.value, 100 * e.agreement.error}), ""});
   print(table.text());
 }
@@ -135,23 +135,26 @@ void compare(const Globals& globals, const Flags& flags) {
 void add_compare(CLI::App& app, const Globals& globals) {
   CLI::App* command = add_command(
       app, "compare",
-      "two models side by side: size, speed, perplexity, and how far the second is from the "
+      "compare two models: size, speed, perplexity, and the KL divergence of the second from the "
       "first.",
       "Example:\n  mlxtape compare my-model small --data texts.jsonl");
   command->group("Models");
   const auto flags = std::make_shared<Flags>();
-  command->add_option("A", flags->a, "a model's directory; its tokenizer reads the texts")
+  command->add_option("A", flags->a, "directory of the first model; its tokenizer is used for both")
       ->required()
       ->type_name("DIR");
-  command->add_option("B", flags->b, "another's")->required()->type_name("DIR");
-  flags->rows.add_to(*command, "--data,--data-path", "test is taken, or else valid");
+  command->add_option("B", flags->b, "directory of the second model")->required()->type_name("DIR");
+  flags->rows.add_to(*command, "--data,--data-path", "test, or else valid");
   flags->rows.add_mask_to(*command);
   command
-      ->add_option("--prompt-tokens", flags->prompt_tokens, "of the prompt whose speed is measured")
+      ->add_option("--prompt-tokens", flags->prompt_tokens,
+                   "prompt length for the speed test, in tokens")
       ->check(whole_number(1, 1U << 24U))
       ->type_name("N")
       ->group("Speed");
-  command->add_option("-m,--max-tokens", flags->tokens, "generated to measure the speed of that")
+  command
+      ->add_option("-m,--max-tokens", flags->tokens,
+                   "number of tokens to generate in the speed test")
       ->check(whole_number(2, 1U << 24U))
       ->type_name("N")
       ->group("Speed");

@@ -237,14 +237,14 @@ std::string fish(const CommandText& root) {
 
 void add_completion(CLI::App& app, const Globals&) {
   CLI::App* command =
-      add_command(app, "completion", "what a shell needs to complete mlxtape's commands and flags.",
+      add_command(app, "completion", "print the completion script for a shell.",
                   "Examples:\n"
                   "  mlxtape completion bash > ~/.local/share/bash-completion/completions/mlxtape\n"
                   "  mlxtape completion zsh > ~/.zfunc/_mlxtape\n"
                   "  mlxtape completion fish > ~/.config/fish/completions/mlxtape.fish");
   command->group("About the program");
   const auto shell = std::make_shared<std::string>();
-  command->add_option("SHELL", *shell, "whose")
+  command->add_option("SHELL", *shell, "the shell to print it for")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}))
       ->type_name("NAME");

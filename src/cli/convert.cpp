@@ -30,7 +30,7 @@ struct Flags {
 
 void expect_flags(const Flags& flags) {
   if (flags.quantize && flags.dequantize) {
-    called_wrongly("either --quantize or --dequantize, not both");
+    called_wrongly("use either --quantize or --dequantize, not both");
   }
   const bool asks = flags.bits != 0 || flags.group_size != 0 || !flags.recipe.empty() ||
                     !flags.exceptions.empty();
@@ -38,7 +38,8 @@ void expect_flags(const Flags& flags) {
     called_wrongly("--q-bits, --q-group-size, --quant-predicate and --q-module need --quantize");
   }
   if (flags.bits != 0 && !flags.recipe.empty()) {
-    called_wrongly("--q-bits and --quant-predicate: a recipe says the bits itself");
+    called_wrongly(
+        "--q-bits and --quant-predicate cannot be combined: a recipe sets the bits itself");
   }
 }
 
@@ -70,7 +71,7 @@ models::PackingRule rule_of(const Flags& flags, const models::Config& config) {
     const bool fits = std::any_of(parts.begin(), parts.end(), [&](const models::Part& part) {
       return part.is_weight && models::path_fits(part.name, exceptions.back().pattern);
     });
-    if (!fits) called_wrongly("--q-module: no module fits '" + exceptions.back().pattern + "'");
+    if (!fits) called_wrongly("--q-module: no module matches '" + exceptions.back().pattern + "'");
   }
   const models::PackingRule all =
       flags.recipe.empty() ? models::usual_packing({flags.bits == 0 ? 4 : flags.bits, group_size})
@@ -100,7 +101,9 @@ models::Model quantized(CommandEncoder& encoder, const models::Model& model, con
     if (slot.is_weight && !slot.weight->is_packed()) all += *element_count(slot.shape);
   }
   if (all == 0) {
-    called_wrongly(flags.from + ": every weight is packed already; convert --dequantize first");
+    called_wrongly(
+        flags.from +
+        ": all weights are already quantised; dequantise them first (convert --dequantize)");
   }
   const models::PackingRule rule = rule_of(flags, model.config);
   Progress progress("quantizing", all, globals);
@@ -118,12 +121,12 @@ models::Model quantized(CommandEncoder& encoder, const models::Model& model, con
       flags.rounding == "cpu" ? ops::QuantizeRule::kCpu : ops::QuantizeRule::kGpu);
   if (packed == 0) {
     called_wrongly(
-        "no weight was packed: the group size divides the rows of none, where --q-module does not "
-        "leave them as they are; try --q-group-size 32");
+        "no weight can be quantised: no row length is a multiple of the group size, or --q-module "
+        "excludes the module; try --q-group-size 32");
   }
   if (left > 0 && !globals.quiet) {
-    progress.line(std::to_string(left) + " modules stay as they are: the group size does not " +
-                  "divide their rows, or --q-module says so");
+    progress.line(std::to_string(left) + " modules are not quantised: their row length is no " +
+                  "multiple of the group size, or --q-module excludes them");
   }
   return result;
 }
@@ -134,7 +137,7 @@ void convert(const Globals& globals, const Flags& flags) {
   expect_apart({"--mlx-path", flags.to}, {{"--model", flags.from}});
   expect_place(flags.to, flags.force, "--mlx-path", flags.from);
   const auto encoder = globals.device_or_cpu().make_encoder();
-  const Interrupts interrupts("stopping, nothing is written");
+  const Interrupts interrupts("stopping, nothing will be written");
   models::Model model = load_model(flags.from, *encoder, globals);
   const std::size_t before = models::weight_bytes(model);
   const bool was_finite = flags.finite.expect(*encoder, model, flags.from);
@@ -143,7 +146,7 @@ void convert(const Globals& globals, const Flags& flags) {
     // A number may be too large for a narrower type.
     if (was_finite) {
       flags.finite.expect(*encoder, model, flags.from + ", converted to " + name_of(*type),
-                          "they are too large for it, --dtype float32 holds them");
+                          "they are out of its range; use --dtype float32");
     }
   }
   if (flags.quantize) model = quantized(*encoder, model, flags, globals);
@@ -163,12 +166,12 @@ void convert(const Globals& globals, const Flags& flags) {
                                    {"bytes", static_cast<std::int64_t>(after)}});
   }
   print_result(flags.to + ": " + fixed(bits, 3) + " bits per weight, " +
-               human_bytes(static_cast<double>(after)) + " (before " +
+               human_bytes(static_cast<double>(after)) + " (was " +
                human_bytes(static_cast<double>(before)) + ")\n");
 }
 
 void add_packing(CLI::App& command, Flags& flags) {
-  const char* group = "Packing";
+  const char* group = "Quantisation";
   command.add_option("--q-bits", flags.bits, "bits per weight")
       ->check(CLI::IsMember({2, 3, 4, 5, 6, 8}))
       ->type_name("N")
@@ -180,23 +183,24 @@ void add_packing(CLI::App& command, Flags& flags) {
       ->default_str("64")
       ->group(group);
   command
-      .add_option(
-          "--quant-predicate", flags.recipe,
-          "mixed-precision recipe: low bits for most modules, high bits for the head and the "
-          "v_proj and down_proj that matter most; routers have 8 bits in all of them")
+      .add_option("--quant-predicate", flags.recipe,
+                  "mixed-precision recipe: low bits for most modules, high bits for the head and "
+                  "for v_proj "
+                  "and down_proj of the layers that matter most; routers always get 8 bits")
       ->check(CLI::IsMember(models::mixed_recipes()))
       ->type_name("RECIPE")
       ->group(group);
   command
-      .add_option("--q-module", flags.exceptions,
-                  "PATTERN=BITS[:GROUP]: other settings for modules whose path matches; * is any "
-                  "text, 0 bits: not quantised; the last match counts")
+      .add_option(
+          "--q-module", flags.exceptions,
+          "PATTERN=BITS[:GROUP]: other settings for modules whose path matches (* matches any "
+          "text); 0 bits: not quantised; the last match counts")
       ->allow_extra_args(false)
       ->type_name("RULE")
       ->group(group);
   command
       .add_option("--q-rounding", flags.rounding,
-                  "round as MLX does on a GPU (published files were made so) or on a CPU")
+                  "round as MLX does on a GPU (as for published files) or on a CPU")
       ->check(CLI::IsMember({"gpu", "cpu"}))
       ->type_name("RULE")
       ->group(group);
@@ -224,16 +228,18 @@ void add(CLI::App& app, const Globals& globals, const char* name, bool quantize,
                  "overwrite the model at --mlx-path, once the new one is complete")
       ->group("Model");
   command
-      ->add_option("--dtype", flags->dtype,
-                   "dtype of weights that are not quantised; without it the one in config.json")
+      ->add_option(
+          "--dtype", flags->dtype,
+          "dtype of unquantised weights [the one in config.json, or else that of the weights]")
       ->check(CLI::IsMember({"float16", "bfloat16", "float32"}))
       ->type_name("TYPE")
       ->group("Model");
   flags->finite.add_to(*command, "Model");
   if (!quantize) {
-    command->add_flag("-q,--quantize", flags->quantize, "quantise the weights")->group("Packing");
+    command->add_flag("-q,--quantize", flags->quantize, "quantise the weights")
+        ->group("Quantisation");
     command->add_flag("-d,--dequantize", flags->dequantize, "dequantise the weights")
-        ->group("Packing");
+        ->group("Quantisation");
   }
   add_packing(*command, *flags);
   command->callback([&globals, flags] { convert(globals, *flags); });
@@ -244,8 +250,7 @@ void add(CLI::App& app, const Globals& globals, const char* name, bool quantize,
 void add_convert(CLI::App& app, const Globals& globals) {
   add(app, globals, "convert", false,
       "convert a model directory to MLX format: quantise with -q, dequantise with -d, or change "
-      "the "
-      "dtype; --device auto is the CPU here.",
+      "the dtype. Here --device auto means the CPU.",
       "Examples:\n"
       "  mlxtape convert --hf-path Qwen3-0.6B --mlx-path my-model -q --q-bits 4\n"
       "  mlxtape convert --model my-model --mlx-path wide -d --dtype float32");

@@ -41,12 +41,12 @@ void expect_place(const Globals& globals, const DemoFlags& flags) {
                                "start over");
   }
   if (!goes_on && flags.resume && !globals.quiet)
-    remark(out + "/state: holds no demo yet, one begins");
+    remark(out + "/state: contains no unfinished demo; starting a new one");
   std::error_code reason;
   if (!fs::exists(out, reason)) return;
   const bool is_empty = fs::is_directory(out, reason) && fs::is_empty(out, reason);
   if (!is_empty && !is_demo(out + "/demo.json")) {
-    throw Error(Errc::kIo, out + ": already exists and is not a demo's; use another --out");
+    throw Error(Errc::kIo, out + ": already exists and was not written by demo; use another --out");
   }
   for (const char* name : kDemoModels) {
     const std::string folder = out + "/" + name, fault = formats::replace_fault(folder);
@@ -56,7 +56,7 @@ void expect_place(const Globals& globals, const DemoFlags& flags) {
 }
 
 void print_tables(const demo::DemoResult& result) {
-  Table table({"model", "size", "bits/weight", "right", "perplexity", "KL to full"},
+  Table table({"model", "size", "bits/weight", "accuracy", "perplexity", "KL to full"},
               {false, true, true, true, true, true});
   for (const demo::DemoModel& one : result.models) {
     table.add({one.name, human_bytes(static_cast<double>(one.bytes)), fixed(one.bits_per_weight, 2),
@@ -65,7 +65,7 @@ void print_tables(const demo::DemoResult& result) {
   }
   print("\n" + table.text());
   print("\nDWQ removed " + fixed(100 * result.removed(), 1) +
-        " % of the 2-bit model's divergence\n\n");
+        " % of the 2-bit model's KL divergence\n\n");
   std::vector<std::string> header{"prompt", "answer"};
   for (const demo::DemoModel& one : result.models) header.push_back(one.name);
   Table answers(header);
@@ -84,8 +84,8 @@ void demo(const Globals& globals, const DemoFlags& flags) {
   const demo::DemoResult result = run_demo(globals, flags);
   if (globals.json) return print_json(demo::to_json(result));
   print_tables(result);
-  print_result("\n" + human_time(result.seconds) + " in all. " + flags.out +
-               "/report.html shows how it went;\nthe models are directories in MLX format:\n" +
+  print_result("\n" + human_time(result.seconds) + " in all; the report is " + flags.out +
+               "/report.html.\nThe models are directories in MLX format, for example:\n" +
                "  mlxtape generate --model " + shell_word(flags.out + "/4bit") +
                " --prompt 'plus 17+25>'\n");
 }
@@ -95,33 +95,37 @@ void demo(const Globals& globals, const DemoFlags& flags) {
 void add_demo(CLI::App& app, const Globals& globals) {
   CLI::App* command = add_command(
       app, "demo",
-      "the whole job on a small model, in about two minutes on two cores: trains a Qwen3-Next from "
-      "scratch on tasks whose answers are known, packs it in 4 and 2 bits, distils the 2-bit one, "
-      "and tells how well each does.",
+      "train, quantise, distil and measure a small model, in about two minutes on two cores: a "
+      "Qwen3-Next learns five tasks from scratch, is quantised to 4 and 2 bits, and the 2-bit "
+      "model "
+      "is distilled (DWQ).",
       "Examples:\n"
       "  mlxtape demo\n"
       "  mlxtape demo --seconds 30 --out quick --seed 7\n"
       "\n"
-      "Ctrl-C, a full disk or a crash lose little: the same command with --resume goes on.");
+      "After Ctrl-C, a full disk or a crash, the same command with --resume continues.");
   command->group("Models");
   const auto flags = std::make_shared<DemoFlags>();
-  command->add_option("--out", flags->out, "the folder for models, report.html and demo.json")
+  command->add_option("--out", flags->out, "folder for the models, report.html and demo.json")
       ->type_name("DIR");
-  command->add_option("--iters", flags->iterations, "training steps")
+  command->add_option("--iters", flags->iterations, "number of training steps")
       ->check(whole_number(1, 1U << 20U))
       ->type_name("N");
-  command->add_option("--seconds", flags->seconds, "fewer steps, for about so long in all; 0: off")
+  command
+      ->add_option("--seconds", flags->seconds,
+                   "take fewer steps, so that the demo runs for about this long; 0: no limit")
       ->check(number(0, 1e6))
       ->type_name("S");
-  command->add_option("--cases", flags->cases, "held-out cases that answers are counted on")
+  command
+      ->add_option("--cases", flags->cases, "number of held-out questions to measure accuracy on")
       ->check(whole_number(std::int64_t{demo::kTasks}, 1U << 20U))
       ->type_name("N");
-  command->add_option("--seed", flags->seed, "of weights, questions and their order")
+  command->add_option("--seed", flags->seed, "random seed (weights, questions and their order)")
       ->check(whole_number(0, std::uint64_t{1} << 32U))
       ->type_name("N");
   command->add_flag("--resume", flags->resume,
-                    "go on with a demo in --out that was stopped, to the same bits; begins where "
-                    "there is none");
+                    "resume the unfinished demo in --out, with the same bits as if it had never "
+                    "stopped; starts one if there is none");
   command->callback([&globals, flags] { demo(globals, *flags); });
 }
 

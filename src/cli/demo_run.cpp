@@ -118,14 +118,14 @@ void Demo::stage(const std::string& name) {
 
 void Demo::stop() {
   if (!has_demo_state(flags_.out)) {
-    remark("stopped before there was anything to keep");
+    remark("stopped before there was anything to save");
     throw Exit{kInterrupted};
   }
   for (const char* job : {kTraining, kDistilling}) {
     const jobs::RunFolder run = state_of(job).run();
     const std::string fault = run.has_state() ? run.fault() : "";
     if (!fault.empty()) {
-      throw Error(Errc::kIo, "stopped while " + stage_ + ", which is not saved: " + fault);
+      throw Error(Errc::kIo, "stopped while " + stage_ + "; progress has not been saved: " + fault);
     }
   }
   const std::string command = globals_.again_with("--resume");
@@ -133,8 +133,8 @@ void Demo::stop() {
     print_json(Json::Object{
         {"interrupted", true}, {"stage", stage_}, {"state", path(kState)}, {"resume", command}});
   }
-  remark("stopped while " + stage_ + ", which is saved in " + path(kState) + "; to resume:\n  " +
-         command);
+  remark("stopped while " + stage_ + "; progress has been saved in " + path(kState) +
+         ", resume with:\n  " + command);
   throw Exit{kInterrupted};
 }
 
@@ -182,8 +182,7 @@ void Demo::enter() {
   std::error_code reason;
   fs::create_directories(flags_.out, reason);
   if (reason) {
-    throw Error(Errc::kIo,
-                flags_.out + ": must be a folder that can be made, got " + reason.message());
+    throw Error(Errc::kIo, flags_.out + ": cannot create this folder: " + reason.message());
   }
   lock_.emplace(flags_.out);
   put("demo.json", "{}\n");  // from now on it is a demo's
@@ -194,7 +193,8 @@ void Demo::enter() {
   for (const char* folder : {"tokenizer", kState}) {
     if (!reason) fs::create_directories(path(folder), reason);
   }
-  if (reason) throw Error(Errc::kIo, flags_.out + ": must be writable, got " + reason.message());
+  if (reason)
+    throw Error(Errc::kIo, flags_.out + ": cannot write to this folder: " + reason.message());
 }
 
 void Demo::begin() {
@@ -277,7 +277,7 @@ void Demo::mark(std::int64_t step) {
   const demo::TaskScores& scores = result_.points.back().scores;
   std::string line = "step " +
                      std::string(4 - std::min<std::size_t>(4, std::to_string(step).size()), ' ') +
-                     std::to_string(step) + ": right on held-out cases";
+                     std::to_string(step) + ": accuracy";
   const auto percent = [](double share) {
     const std::string text = fixed(100 * share, 0);
     return std::string(4 - text.size(), ' ') + text + " %";
@@ -327,7 +327,7 @@ jobs::FitHooks Demo::watch(const std::string& title, std::int64_t iterations) {
   hooks.on_resumed = [this, show](std::int64_t step) {
     show(step);
     resumed_ = step;
-    if (!globals_.quiet) bar_->line(stage_ + " goes on after step " + std::to_string(step));
+    if (!globals_.quiet) bar_->line(stage_ + " resumed after step " + std::to_string(step));
   };
   return hooks;
 }
@@ -475,7 +475,7 @@ void Demo::distil() {
   const jobs::Batches train(lines(3, o.fit.iterations * kLines), batches());
   jobs::FitHooks hooks = watch(kDistilling, o.fit.iterations);
   hooks.on_step = [&](std::int64_t step) {
-    bar_->at(step, loss_ > 0 ? "divergence " + fixed(loss_, 4) : "");
+    bar_->at(step, loss_ > 0 ? "KL divergence " + fixed(loss_, 4) : "");
   };
   hooks.on_saved = [&](std::int64_t) {
     keep();

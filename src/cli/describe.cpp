@@ -98,7 +98,8 @@ std::string help_of(const CommandText& command, const std::string& path) {
   }
   if (!command.examples.empty()) out += "\n" + command.examples + "\n";
   if (path.find(' ') != std::string::npos) {
-    out += "\nmlxtape --help has the flags of every command: --device, --threads, --json, ...\n";
+    out +=
+        "\nSee mlxtape --help for the flags of every command: --device, --threads, --json, ...\n";
   }
   return out;
 }
@@ -175,7 +176,7 @@ CommandText describe(const CLI::App& app) {
 
 void set_help(CLI::App& app) {
   app.formatter(std::make_shared<Help>());
-  app.set_help_flag("-h,--help", "this text");
+  app.set_help_flag("-h,--help", "show this help");
 }
 
 }  // namespace mlxtape::cli

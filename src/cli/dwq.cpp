@@ -32,7 +32,7 @@ struct Flags {
 
 void expect_flags(const Flags& flags) {
   if (flags.data.empty()) {
-    called_wrongly("--data-path is required: nothing is downloaded, mlx-lm's default neither");
+    called_wrongly("--data-path is required: mlxtape downloads nothing");
   }
   if (flags.targets_only && flags.targets.empty()) {
     called_wrongly("--targets-only needs --target-dir");
@@ -101,7 +101,8 @@ void write_targets(const Globals& globals, const Flags& flags, const jobs::Targe
   progress.reset();
   if (!wrote.stopped) return;
   remark("stopped; the targets of " + std::to_string(wrote.written + wrote.found) +
-         " batches are in " + flags.targets + "; to go on:\n  " + globals.again_with("--resume"));
+         " batches have been saved in " + flags.targets + ", resume with:\n  " +
+         globals.again_with("--resume"));
   throw Exit{kInterrupted};
 }
 
@@ -116,7 +117,7 @@ models::Model make_student(CommandEncoder& encoder, const models::Model& teacher
                            const Flags& flags) {
   if (is_packed(teacher)) {
     called_wrongly(flags.model +
-                   ": is packed itself; give what was made from it as --quantized-model");
+                   ": is already quantised; give the student made from it as --quantized-model");
   }
   return models::quantize_model(encoder, teacher,
                                 models::usual_packing({flags.bits, flags.group_size}));
@@ -155,8 +156,8 @@ void tell(const Globals& globals, const Flags& flags, const models::Model& stude
   facts.add("KL to the teacher",
             fixed(result.initial, 5) + " before, " + fixed(result.kept, 5) + " after, " +
                 fixed(result.initial > 0 ? 100 * (1 - result.kept / result.initial) : 0, 1) +
-                " % less (temperature " + fixed(flags.job.temperature, 1) + ", validation)");
-  facts.add("learned", human_count(static_cast<double>(result.trained)) + " scales and biases, " +
+                " % lower (temperature " + fixed(flags.job.temperature, 1) + ", validation)");
+  facts.add("trained", human_count(static_cast<double>(result.trained)) + " scales and biases, " +
                            std::to_string(result.fit.steps) + " steps in " +
                            human_time(result.fit.seconds));
   facts.add("peak memory",
@@ -237,12 +238,12 @@ void dwq(const Globals& globals, Flags flags) {
   if (globals.json) {
     return print_json(Json::Object{{"target_dir", flags.targets}, {"batches", batches}});
   }
-  print_result(flags.targets + ": the targets of " + std::to_string(batches) + " batches\n");
+  print_result(flags.targets + ": targets of " + std::to_string(batches) + " batches\n");
 }
 
 void add_learning(CLI::App& command, Flags& flags) {
   const char* const of_steps = "Training";
-  const char* const of_saves = "Validation and saves";
+  const char* const of_saves = "Validation and checkpoints";
   const auto add = [&](const char* group, const char* name, auto& value, const char* what) {
     return command.add_option(name, value, what)->type_name("N")->group(group);
   };
@@ -251,39 +252,41 @@ void add_learning(CLI::App& command, Flags& flags) {
   const auto count_or_none = whole_number(0, 1U << 30U);
   command
       .add_option("--data-path,--data", flags.data,
-                  "a .jsonl or .txt file, or a folder with train and valid (required; mlx-lm "
-                  "downloads one)")
+                  "a .jsonl or .txt file, or a folder with train and valid (required: nothing is "
+                  "downloaded)")
       ->type_name("FILE")
       ->group("Data");
   add("Data", "--num-samples", flags.from.samples,
-      "training samples, each used once; drawn at random where there is no valid")
+      "number of training samples, each used once; drawn at random if there is no valid")
       ->check(count);
-  add("Data", "--num-valid-samples", flags.from.valid_samples, "validation samples")->check(count);
+  add("Data", "--num-valid-samples", flags.from.valid_samples, "number of validation samples")
+      ->check(count);
   add("Data", "--max-seq-length", flags.from.batches.max_tokens,
-      "longer samples are cut, in tokens")
+      "maximum tokens per sample; longer ones are cut")
       ->check(whole_number(2, 1U << 30U));
   add("Data", "--batch-size", flags.from.batches.batch_size, "samples per step")->check(count);
   add("Data", "--seed", flags.from.batches.seed, "random seed (choice and order of samples)")
       ->check(whole_number(0, std::numeric_limits<std::uint32_t>::max()));
   add(of_steps, "--learning-rate", flags.job.fit.learning_rate,
-      "learning rate of Adam; small models need more")
+      "learning rate of Adam; small models need a higher one")
       ->check(positive)
       ->type_name("X");
   add(of_steps, "--temperature", flags.job.temperature, "temperature of both distributions")
       ->check(positive)
       ->type_name("X");
   command
-      .add_flag("--grad-checkpoint", flags.job.checkpoint,
-                "less memory, more time: recompute layers in the backward pass")
+      .add_flag(
+          "--grad-checkpoint", flags.job.checkpoint,
+          "gradient checkpointing: recompute layers in the backward pass; less memory, more time")
       ->group(of_steps);
   command
       .add_option("--target-dir", flags.targets,
-                  "store the teacher's 1024 likeliest tokens at every position here and train on "
-                  "those, without the teacher in memory; reused if nothing has changed, which is "
-                  "checked")
+                  "store the teacher's 1024 most likely tokens at each position in this folder and "
+                  "train on them, without the teacher in memory; existing targets are checked and "
+                  "reused")
       ->type_name("DIR")
       ->group(of_steps);
-  command.add_flag("--targets-only", flags.targets_only, "write --target-dir, and no more")
+  command.add_flag("--targets-only", flags.targets_only, "write --target-dir, then stop")
       ->group(of_steps);
   add(of_saves, "--steps-per-report", flags.job.fit.report_every,
       "steps between reports of the loss")
@@ -300,13 +303,13 @@ void add_learning(CLI::App& command, Flags& flags) {
 void add_dwq(CLI::App& app, const Globals& globals) {
   CLI::App* command = add_command(
       app, "dwq",
-      "distilled weight quantisation (DWQ): tune the scales and biases of every weight of less "
-      "than "
-      "8 bits against the full-precision model; the codes stay. If the validation loss ends above "
-      "where it began, the best values are kept.",
+      "distilled weight quantisation (DWQ): tune the scales and biases of weights with fewer than "
+      "8 "
+      "bits against the full-precision model; the integer codes do not change. If the final "
+      "validation loss is higher than the initial one, the best weights are written.",
       "Examples:\n"
       "  mlxtape dwq --model my-model --bits 2 --data-path texts.jsonl --mlx-path small\n"
-      "  mlxtape dwq --model my-model --quantized-model packed --target-dir targets \\\n"
+      "  mlxtape dwq --model my-model --quantized-model small --target-dir targets \\\n"
       "      --data-path texts.jsonl --mlx-path better");
   command->group("Models");
   const auto flags = std::make_shared<Flags>();
@@ -327,11 +330,11 @@ void add_dwq(CLI::App& app, const Globals& globals) {
       ->add_flag("--force", flags->force,
                  "overwrite the model at --mlx-path, once the new one is complete")
       ->group(group);
-  command->add_option("--bits", flags->bits, "bits of a weight")
+  command->add_option("--bits", flags->bits, "bits per weight")
       ->check(CLI::IsMember({2, 3, 4, 5, 6}))
       ->type_name("N")
       ->group(group);
-  command->add_option("--group-size", flags->group_size, "weights per scale and bias")
+  command->add_option("--group-size", flags->group_size, "weights that share one scale and bias")
       ->check(CLI::IsMember({32, 64, 128}))
       ->type_name("N")
       ->group(group);

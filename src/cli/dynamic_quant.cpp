@@ -48,20 +48,21 @@ void expect_sensitivities_or_none(const std::string& file) {
     static_cast<void>(jobs::read_sensitivities(file));
   } catch (const Error& e) {
     throw Error(Errc::kIo, std::string(e.what()) +
-                               "; it is no list of sensitivities, so --force does not overwrite " +
-                               "it: move it away");
+                               "; it is not a list of sensitivities, so --force does not " +
+                               "overwrite it: move it away");
   }
 }
 
 void expect_flags(const Flags& flags) {
   if (flags.sensitivities.empty() && flags.rows.data.empty()) {
     called_wrongly(
-        "--data-path, texts to measure by (mlx-lm downloads some), or --sensitivities is needed");
+        "--data-path (text data to measure sensitivities on) or --sensitivities is required");
   }
   if (flags.report && flags.rows.data.empty()) called_wrongly("--report-ppl needs --data-path");
   const models::Packing low = flags.packing.low, high = flags.packing.high;
   if (high.bits < low.bits || (high.bits == low.bits && high.group_size >= low.group_size)) {
-    called_wrongly("--high-bits must be above --low-bits, or its groups smaller");
+    called_wrongly(
+        "--high-bits must be above --low-bits, or --high-group-size below --low-group-size");
   }
   expect_model(flags.model);
   expect_apart({"--mlx-path", flags.to}, {{"--model", flags.model},
@@ -82,7 +83,7 @@ jobs::Sensitivities measure(CommandEncoder& encoder, const models::Model& model,
                             const Globals& globals) {
   const auto rows =
       jobs::calibration_rows(samples, flags.rows.length, flags.rows.batch_size, flags.rows.most());
-  const Interrupts interrupts("stopping, nothing is written");
+  const Interrupts interrupts("stopping, nothing will be written");
   Progress progress("measuring", static_cast<std::int64_t>(rows.size()), globals);
   jobs::SensitivityOptions options;
   options.packing = flags.packing;
@@ -151,13 +152,13 @@ void dynamic_quant(const Globals& globals, const Flags& flags) {
   }
   Facts facts;
   facts.add("sensitivities", file);
-  facts.add("more bits", std::to_string(high) + " of " + std::to_string(values.size()) +
-                             " modules" +
-                             (all_high ? "" : ", those above " + Json(chosen.threshold).dump()));
+  facts.add("high bits",
+            std::to_string(high) + " of " + std::to_string(values.size()) + " modules" +
+                (all_high ? "" : ", with sensitivities above " + Json(chosen.threshold).dump()));
   if (flags.report) {
     facts.add("perplexity", with_error(e.reference_perplexity) + " before, " +
                                 with_error(e.perplexity) + " after");
-    facts.add("KL to the model", with_error(e.kl));
+    facts.add("KL to the original", with_error(e.kl));
   }
   print_result(facts.text() + flags.to + ": " + fixed(bits, 3) + " bits per weight, " +
                human_bytes(static_cast<double>(models::weight_bytes(packed))) + "\n");
@@ -165,23 +166,25 @@ void dynamic_quant(const Globals& globals, const Flags& flags) {
 
 void add_packing(CLI::App& command, Flags& flags) {
   const auto add = [&](const std::string& name, models::Packing& packing, const char* which) {
-    command.add_option("--" + name + "-bits", packing.bits, std::string("bits of ") + which)
+    command.add_option("--" + name + "-bits", packing.bits, std::string("bits for ") + which)
         ->check(CLI::IsMember({2, 3, 4, 5, 6, 8}))
         ->type_name("N")
-        ->group("Packing");
-    command.add_option("--" + name + "-group-size", packing.group_size, "and their groups")
+        ->group("Quantisation");
+    command
+        .add_option("--" + name + "-group-size", packing.group_size,
+                    std::string("group size for ") + which)
         ->check(CLI::IsMember({32, 64, 128}))
         ->type_name("N")
-        ->group("Packing");
+        ->group("Quantisation");
   };
   command
       .add_option("--target-bpw", flags.target,
-                  "bits per weight at the most, scales and biases among them")
+                  "maximum bits per weight, including scales and biases")
       ->check(number_above(0, std::numeric_limits<double>::infinity()))
       ->type_name("X")
-      ->group("Packing");
-  add("low", flags.packing.low, "modules that matter little");
-  add("high", flags.packing.high, "modules that matter more");
+      ->group("Quantisation");
+  add("low", flags.packing.low, "the less sensitive modules");
+  add("high", flags.packing.high, "the more sensitive modules");
 }
 
 }  // namespace
@@ -189,9 +192,9 @@ void add_packing(CLI::App& command, Flags& flags) {
 void add_dynamic_quant(CLI::App& app, const Globals& globals) {
   CLI::App* command = add_command(
       app, "dynamic-quant",
-      "a model packed in few bits, and in more where gradients say that it matters most, for a "
-      "size. Routers and gates of shared experts have 8 bits (in mlx-lm they are like all "
-      "others); gradients are summed in double, so there is no --accumulation-dtype.",
+      "quantise a model to a given size, with more bits where gradients show that they matter "
+      "most. "
+      "Routers and shared-expert gates get 8 bits (mlx-lm treats them like other modules).",
       "Examples:\n"
       "  mlxtape dynamic-quant --model my-model --data-path texts.txt --target-bpw 4.5 --low-bits "
       "3\n"
@@ -202,7 +205,8 @@ void add_dynamic_quant(CLI::App& app, const Globals& globals) {
   flags->rows.batch_size = 4;
   const char* const group = "Model";
   command
-      ->add_option("-m,--model", flags->model, "the model's directory, in MLX format, not packed")
+      ->add_option("-m,--model", flags->model,
+                   "the model's directory, in MLX format, not quantised")
       ->required()
       ->type_name("DIR")
       ->group(group);
@@ -210,28 +214,32 @@ void add_dynamic_quant(CLI::App& app, const Globals& globals) {
       ->type_name("DIR")
       ->group(group);
   command
-      ->add_flag("--force", flags->force, "replace the model at --mlx-path, and the sensitivities")
+      ->add_flag("--force", flags->force,
+                 "overwrite the model at --mlx-path, and its file of sensitivities")
       ->group(group);
   command
       ->add_option("--sensitivities", flags->sensitivities,
-                   "a file of them, mlx-lm's too; without it they are measured and written beside "
-                   "--mlx-path as MODEL_sensitivities.json")
+                   "a file of sensitivities, in mlx-lm's format; without it they are measured and "
+                   "written next to --mlx-path as MODEL_sensitivities.json")
       ->type_name("FILE")
       ->group(group);
   flags->finite.add_to(*command, group);
   add_packing(*command, *flags);
-  flags->rows.add_to(*command, "--data-path,--data", "train is taken, or else valid");
+  flags->rows.add_to(*command, "--data-path,--data", "train, or else valid");
   command
       ->add_option("--seed", flags->seed,
-                   "as mlx-lm has it; nothing is drawn here, it does nothing")
+                   "no effect, because nothing is random; accepted for compatibility with mlx-lm")
       ->check(whole_number(0, std::numeric_limits<std::uint32_t>::max()))
       ->type_name("N")
       ->group("Data");
-  command->add_flag("--report-ppl", flags->report, "perplexity before and after, on --data-path")
+  command
+      ->add_flag("--report-ppl", flags->report,
+                 "report the perplexity on --data-path before and after, and the KL divergence")
       ->group("Output");
   command
-      ->add_flag("--grad-checkpoint", flags->checkpoint,
-                 "less memory, more time: layers are computed again on the way back")
+      ->add_flag(
+          "--grad-checkpoint", flags->checkpoint,
+          "gradient checkpointing: recompute layers in the backward pass; less memory, more time")
       ->group("Data");
   command->callback([&globals, flags] { dynamic_quant(globals, *flags); });
 }

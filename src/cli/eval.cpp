@@ -23,13 +23,13 @@ void tell(const jobs::Evaluation& e, const Flags& flags, Device& device) {
   Facts facts;
   facts.add("tokens", std::to_string(e.tokens) + " in " + human_time(e.seconds) + ", " +
                           fixed(static_cast<double>(e.tokens) / std::max(e.seconds, 1e-9), 0) +
-                          " tokens/s, at most " +
+                          " tokens/s, peak memory " +
                           human_bytes(static_cast<double>(peak_memory(device, e.peak_bytes))));
   facts.add("perplexity", with_error(e.perplexity));
   if (!flags.reference.empty()) {
     facts.add("  of the reference", with_error(e.reference_perplexity));
     facts.add("KL to the reference", with_error(e.kl));
-    facts.add("the same first choice",
+    facts.add("top-1 agreement",
               with_error({100 * e.agreement.value, 100 * e.agreement.error}) + " %");
   }
   print(facts.text());
@@ -76,7 +76,7 @@ void run(const Globals& globals, const Flags& flags) {
     tell(e, flags, device);
   }
   if (e.stopped) {
-    remark("stopped: these are the numbers of what was read until then");
+    remark("stopped early: these numbers are for the tokens evaluated so far");
     throw Exit{kInterrupted};
   }
 }
@@ -92,12 +92,13 @@ void add(CLI::App& app, const Globals& globals, const char* name, const char* se
   add_model_flag(*command, flags->model);
   add_adapter_flag(*command, flags->adapters);
   command
-      ->add_option("--reference", flags->reference,
-                   "a model to compare with: KL divergence, and how often both models agree on the "
-                   "most likely token")
+      ->add_option(
+          "--reference", flags->reference,
+          "a model to compare with: KL divergence, and top-1 agreement (how often both models "
+          "find the same token most likely)")
       ->type_name("DIR")
       ->group("Model");
-  flags->rows.add_to(*command, "--data,--data-path", "test is taken, or else valid");
+  flags->rows.add_to(*command, "--data,--data-path", "test, or else valid");
   flags->rows.add_mask_to(*command);
   command->callback([&globals, flags] { run(globals, *flags); });
 }
@@ -107,8 +108,8 @@ void add(CLI::App& app, const Globals& globals, const char* name, const char* se
 void add_eval(CLI::App& app, const Globals& globals) {
   add(app, globals, "eval",
       "compute a model's perplexity on text data and, with --reference, its KL divergence from "
-      "another model, each with its standard error. Samples are taken in the order of the file "
-      "(mlx-lm draws them).");
+      "another model, each with its standard error. Samples are read in the order of the file "
+      "(mlx-lm picks them at random).");
   add(app, globals, "perplexity", "same as eval.");
 }
 

@@ -19,15 +19,15 @@ void RowFlags::add_to(CLI::App& command, const std::string& names, const std::st
   constexpr std::uint64_t kMost = std::uint64_t{1} << 30U;
   command
       .add_option(names, data,
-                  "a .jsonl or .txt file, or a folder, of which " + of_a_folder +
-                      "; all text is joined and cut into rows")
+                  "text data: a .jsonl or .txt file, or a folder, of which " + of_a_folder +
+                      " is used; all text is joined and cut into rows")
       ->type_name("FILE")
       ->group(group);
   command.add_option("--sequence-length", length, "tokens per row")
       ->check(whole_number(2, kMost))
       ->type_name("N")
       ->group(group);
-  command.add_option("--num-samples", rows, "number of rows, from the first; 0 or -1: all")
+  command.add_option("--num-samples", rows, "number of rows to use, from the first; 0 or -1: all")
       ->check(whole_number(-1, kMost))
       ->type_name("N")
       ->group(group);
@@ -40,7 +40,7 @@ void RowFlags::add_to(CLI::App& command, const std::string& names, const std::st
 void RowFlags::add_mask_to(CLI::App& command) {
   command
       .add_flag("--mask-prompt", answers_alone,
-                "score completions only, each sample by itself, cut to --sequence-length")
+                "score completions only; each sample is a row of its own, cut to --sequence-length")
       ->group("Data");
 }
 
@@ -59,7 +59,7 @@ std::vector<jobs::Batch> RowFlags::read(const formats::Tokenizer& tokenizer) con
   options.learn_prompt = false;
   std::vector<jobs::Batch> batches = jobs::validation_batches(samples, options, -1);
   if (batches.empty()) {
-    throw Error(Errc::kIo, data + ": --mask-prompt needs samples with an answer, got none");
+    throw Error(Errc::kIo, data + ": --mask-prompt needs samples with a completion, got none");
   }
   return batches;
 }
@@ -76,7 +76,8 @@ std::vector<jobs::Sample> read_texts(const std::string& path, const formats::Tok
     if (!part.empty()) return std::move(part);
   }
   if (!data.train.empty()) return std::move(data.train);  // one file
-  throw Error(Errc::kIo, path + ": must hold " + order.front() + ".jsonl or .txt, got none");
+  throw Error(Errc::kIo, path + ": must contain " + order.front() + ".jsonl or " + order.front() +
+                             ".txt, got neither");
 }
 
 jobs::Evaluation evaluate(CommandEncoder& encoder, const models::Model& model,

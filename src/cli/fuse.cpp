@@ -36,7 +36,7 @@ void fuse(const Globals& globals, const Flags& flags) {
   encoder->commit_and_wait();
   if (was_finite)
     flags.finite.expect(*encoder, fused, flags.model + ", fused",
-                        "they are too large for the weights' type");
+                        "they are out of range for the weights' type");
   save_result(fused, flags.to, flags.model, flags.force);
 
   const std::size_t bytes = models::weight_bytes(fused);
@@ -59,8 +59,8 @@ void fuse(const Globals& globals, const Flags& flags) {
 void add_fuse(CLI::App& app, const Globals& globals) {
   CLI::App* command = add_command(
       app, "fuse",
-      "a model with its adapters in its weights; what is packed is packed again as it was, or "
-      "unpacked with --dequantize. --device auto is the CPU here.",
+      "fuse LoRA adapters into the weights; quantised weights are requantised, or dequantised with "
+      "--dequantize. Here --device auto means the CPU.",
       "Example:\n"
       "  mlxtape fuse --model my-model --adapter-path adapters --save-path fused");
   command->group("Models");
@@ -69,7 +69,7 @@ void add_fuse(CLI::App& app, const Globals& globals) {
   command->add_option("--model", flags->model, "the model's directory, in MLX format")
       ->type_name("DIR")
       ->group(group);
-  command->add_option("--adapter-path", flags->adapters, "the folder of its adapters")
+  command->add_option("--adapter-path", flags->adapters, "the folder of the adapters")
       ->type_name("DIR")
       ->group(group);
   command->add_option("--save-path", flags->to, "the directory to write")
@@ -79,7 +79,8 @@ void add_fuse(CLI::App& app, const Globals& globals) {
       ->add_flag("--force", flags->force,
                  "overwrite the model at --save-path, once the new one is complete")
       ->group(group);
-  command->add_flag("-d,--dequantize", flags->dequantize, "unpack the weights of the whole model")
+  command
+      ->add_flag("-d,--dequantize", flags->dequantize, "dequantise the weights of the whole model")
       ->group(group);
   flags->finite.add_to(*command, group);
   command->callback([&globals, flags] { fuse(globals, *flags); });

@@ -63,7 +63,7 @@ std::vector<std::string> read_prompts(const Flags& flags) {
   for (const std::string& file : flags.files) prompts.push_back(read_whole(file, "--prompt-file"));
   // As the tokenizer takes them.
   for (std::string& prompt : prompts) prompt = formats::replace_invalid_utf8(prompt);
-  if (prompts.empty()) called_wrongly("a prompt is needed: --prompt or --prompt-file");
+  if (prompts.empty()) called_wrongly("a prompt is required: use --prompt or --prompt-file");
   return prompts;
 }
 
@@ -83,8 +83,8 @@ std::string begun_answer(const formats::Tokenizer& tokenizer, Json messages, con
   const std::size_t at = text.rfind(bare);
   if (bare.empty() || at == std::string::npos) {
     throw Error(Errc::kArgument,
-                "--prefill-response: the chat template must write the answer's "
-                "beginning as it is, and does not");
+                "--prefill-response: this model's chat template changes the "
+                "beginning of an answer, so it cannot be given");
   }
   return text.substr(0, at + (text.compare(at, from.size(), from) == 0 ? from : bare).size());
 }
@@ -94,8 +94,8 @@ std::vector<std::int32_t> encode(const formats::Tokenizer& tokenizer, const std:
   if (flags.no_template || tokenizer.chat_template() == nullptr) {
     if (!flags.chat.system.empty() || !flags.prefill.empty()) {
       called_wrongly(
-          "--system-prompt and --prefill-response need a chat template, and there is "
-          "none in use");
+          "--system-prompt and --prefill-response need a chat template; the model has none, or "
+          "--ignore-chat-template is given");
     }
     return tokenizer.encode(prompt);
   }
@@ -319,7 +319,7 @@ void add_generate(CLI::App& app, const Globals& globals) {
       ->add_flag("--ignore-chat-template", flags->no_template,
                  "use the prompt as it is, without the chat template")
       ->group("Chat template");
-  command->add_option("--prefill-response", flags->prefill, "text that the answer begins with")
+  command->add_option("--prefill-response", flags->prefill, "beginning of the answer")
       ->type_name("TEXT")
       ->group("Chat template");
   flags->answer.add_to(*command);

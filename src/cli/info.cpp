@@ -41,7 +41,7 @@ Json of_device(Device& device) {
 Json limits() {
   return Json::Object{{"architectures", models::architecture_names()},
                       {"weights",
-                       "f32, f16, bf16; packed in 2, 3, 4, 5, 6 or 8 bits, groups of "
+                       "f32, f16, bf16; quantised to 2, 3, 4, 5, 6 or 8 bits in groups of "
                        "32, 64 or 128"}};
 }
 
@@ -84,7 +84,8 @@ void info(const Globals& globals) {
     print(facts.text());
   }
   for (const Json& one : all.find("absent")->array()) {
-    print("\n" + text(*one.find("backend")) + ": none, " + text(*one.find("reason")) + "\n");
+    print("\n" + text(*one.find("backend")) + ": not available, " + text(*one.find("reason")) +
+          "\n");
   }
   print("\nmodels\n");
   Facts facts;
@@ -97,8 +98,8 @@ void info(const Globals& globals) {
 
 void add_info(CLI::App& app, const Globals& globals) {
   add_command(app, "info",
-              "what this machine and this build have: devices, memory, instruction sets, versions, "
-              "and why a backend is absent.",
+              "show what this machine and this build have: devices, memory, instruction sets, "
+              "versions, and why a backend is not available.",
               "Example:\n  mlxtape info --json")
       ->group("This machine")
       ->callback([&globals] { info(globals); });

@@ -47,7 +47,7 @@ std::vector<std::pair<ClassKey, ClassSize>> classes(const models::Model& model) 
   std::map<std::string, std::size_t> order;  // by the class alone: all ways it is packed together
   constexpr std::size_t kLast = std::numeric_limits<std::size_t>::max();
   for (const models::ConstSlot& slot : models::slots(model)) {
-    ClassKey key{"norms, filters and other small ones", ""};
+    ClassKey key{"norms, filters and other small tensors", ""};
     std::size_t bytes = 0;
     if (!slot.is_weight) {
       key.second = name_of(slot.tensor->dtype());
@@ -199,7 +199,7 @@ std::string tokenizer_text(const Json& facts) {
   if (facts.is_null()) return "none (no tokenizer.json)";
   const std::string ends = text(*facts.find("eos"));
   return text(*facts.find("vocabulary")) +
-         " tokens, ends of text: " + (ends.empty() ? "none" : ends) +
+         " tokens, end-of-text tokens: " + (ends.empty() ? "none" : ends) +
          (facts.find("chat_template")->boolean() ? ", with a chat template"
                                                  : ", without a chat template");
 }
@@ -228,21 +228,21 @@ std::string summary(const Json& all) {
     facts.add("experts", text(get("experts")) + ", " + text(get("experts_per_token")) +
                              " per token, in " + text(*layers.find("with_experts")) + " layers");
   }
-  facts.add("vocabulary", text(get("vocabulary")) +
-                              (get("tied_head").boolean() ? ", the head is the embedding" : ""));
-  facts.add("positions", text(get("max_positions")));
+  facts.add("vocabulary",
+            text(get("vocabulary")) + (get("tied_head").boolean() ? ", tied embeddings" : ""));
+  facts.add("context length", text(get("max_positions")));
   facts.add("parameters", count(get("parameters")) + ", " + count(get("active_parameters")) +
                               " active per token");
   facts.add("bits per weight", fixed(get("bits_per_weight").number(), 3));
   facts.add("weights", bytes(get("weight_bytes")) + " in " + text(get("files")) +
                            (get("files").integer() == 1 ? " file" : " files"));
   facts.add("tokenizer", tokenizer_text(get("tokenizer")));
-  facts.add("to run", bytes(get("run_bytes")) + ": weights, and " + bytes(get("state_bytes")) +
-                          " of state for " + text(get("context")) + " tokens");
+  facts.add("to run", bytes(get("run_bytes")) + ": weights, plus " + bytes(get("state_bytes")) +
+                          " of cache for " + text(get("context")) + " tokens");
   const Json& train = get("train_bytes_estimate");
   facts.add("to train", "about " + bytes(*train.find("all_without_activations")) + ": weights, " +
                             bytes(*train.find("gradients")) + " of gradients, " +
-                            bytes(*train.find("optimiser")) + " of AdamW; activations come on top");
+                            bytes(*train.find("optimiser")) + " of AdamW state; plus activations");
   const Json& bad = get("nonfinite");
   if (!bad.is_null() && bad.find("first") != nullptr) {
     facts.add("warning", models::NonFinite{text(*bad.find("first")), bad.find("numbers")->integer(),
@@ -256,7 +256,7 @@ void inspect(const Globals& globals, const Flags& flags) {
   const Json all = everything(flags, globals);
   if (globals.json) return print_json(all);
   print(summary(all));
-  Table packing({"modules", "of them", "parameters", "packing", "size"},
+  Table packing({"modules", "count", "parameters", "format", "size"},
                 {false, true, true, false, true});
   for (const Json& row : all.find("packing")->array()) {
     packing.add({text(*row.find("class")), text(*row.find("modules")),
@@ -288,16 +288,15 @@ void add_inspect(CLI::App& app, const Globals& globals) {
       ->required()
       ->type_name("DIR");
   command
-      ->add_option("--context", flags->context,
-                   "context length in tokens that memory is computed for")
+      ->add_option("--context", flags->context, "context length to compute memory for, in tokens")
       ->check(whole_number(1, std::uint64_t{1} << 31U))
       ->type_name("N")
-      ->group("What to tell");
-  command->add_flag("--tensors", flags->tensors, "list every tensor too")->group("What to tell");
+      ->group("Output");
+  command->add_flag("--tensors", flags->tensors, "also list every tensor")->group("Output");
   command
       ->add_flag("--headers-only", flags->headers_only,
-                 "skip reading the weights to look for NaN and infinity")
-      ->group("What to tell");
+                 "do not read the weights to look for NaN and infinity")
+      ->group("Output");
   command->callback([&globals, flags] { inspect(globals, *flags); });
 }
 

@@ -38,7 +38,7 @@ extern "C" void on_signal(int number) {
   if (*says == '\0') return;
   say("\nmlxtape: ");
   say(says);
-  say(number == SIGHUP ? "\n" : "; again to end at once\n");
+  say(number == SIGHUP ? "\n" : "; press Ctrl-C again to quit at once\n");
 }
 
 }  // namespace

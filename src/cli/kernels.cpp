@@ -49,7 +49,7 @@ void list(const Globals& globals) {
 }  // namespace
 
 void add_kernels(CLI::App& app, const Globals& globals) {
-  add_command(app, "kernels", "every kernel of this build: backend, op, name, types.",
+  add_command(app, "kernels", "list every kernel of this build: backend, op, name, types.",
               "Example:\n  mlxtape kernels | grep softmax")
       ->group("This machine")
       ->callback([&globals] { list(globals); });

@@ -49,11 +49,10 @@ void set_flag(CLI::App& command, const std::string& flag, const std::string& key
   CLI::Option* option = command.get_option_no_throw(flag);
   if (option == nullptr) {
     if (says_nothing(value)) return;
-    throw Error(Errc::kIo,
-                file + ": " + key + ": there is no such setting here, got " + value.dump());
+    throw Error(Errc::kIo, file + ": " + key + ": unknown setting, got " + value.dump());
   }
   if (option->count() > 0) return;
-  if (value.is_object()) throw Error(Errc::kIo, file + ": " + key + " must be no object");
+  if (value.is_object()) throw Error(Errc::kIo, file + ": " + key + " must not be an object");
   if (value.is_array()) {
     for (const Json& each : value.array()) option->add_result(text_of(each));
   } else {
@@ -88,8 +87,8 @@ void apply_config(CLI::App& command, const std::string& file, const std::string&
   for (const char* ending : {".yaml", ".yml"}) {
     if (!file.ends_with(ending)) continue;
     throw Error(Errc::kIo, file +
-                               ": YAML is not read: write the same keys as JSON to a .json file, "
-                               "or use flags");
+                               ": YAML is not supported; write the same keys as JSON to a .json "
+                               "file, or use flags");
   }
   const Json json = Json::parse(read_whole(file, "--config"), file);
   if (!json.is_object()) throw Error(Errc::kIo, file + ": must be a JSON object");
@@ -117,12 +116,12 @@ void apply_config(CLI::App& command, const std::string& file, const std::string&
 
 void expect_flags(const Flags& flags) {
   if (flags.model.empty()) called_wrongly("--model is required");
-  if (!flags.train && !flags.test) called_wrongly("--train, --test or both are needed");
+  if (!flags.train && !flags.test) called_wrongly("--train, --test or both are required");
   if (flags.kind == "full") {
-    called_wrongly("--fine-tune-type full is a command of its own here: mlxtape train");
+    called_wrongly("--fine-tune-type full is a separate command: use mlxtape train");
   }
   if (flags.kind == "dora") {
-    called_wrongly("DoRA is not supported: use lora, or mlxtape train for all weights");
+    called_wrongly("DoRA is not supported; use lora, or mlxtape train for all weights");
   }
 }
 
@@ -148,7 +147,7 @@ void expect_adapters_place(Flags& flags, const Globals& globals) {
   const std::string config = run.adapter_config();
   if (fs::exists(config, reason) && !is_adapter_config(config)) {
     throw Error(Errc::kIo, config +
-                               ": already exists and is not of adapters, so --force does not " +
+                               ": already exists and is not an adapter file, so --force does not " +
                                "overwrite it; use another --adapter-path");
   }
   const std::string file = run.result();
@@ -160,7 +159,7 @@ void expect_adapters_place(Flags& flags, const Globals& globals) {
   const std::string strange = run.has_state() ? "" : run.strange_result();
   if (!strange.empty()) {
     throw Error(Errc::kIo, strange +
-                               ": already exists and is not of adapters, so --force does not " +
+                               ": already exists and is not an adapter file, so --force does not " +
                                "overwrite it; use another --adapter-path");
   }
 }
@@ -196,12 +195,12 @@ void tell(const Globals& globals, const Flags& flags, const jobs::TrainResult* t
     return print_json(object);
   }
   if (trained != nullptr) {
-    print_result(fit_text(trained->fit, device) + flags.adapters + ": the adapters after step " +
+    print_result(fit_text(trained->fit, device) + flags.adapters + ": adapters from step " +
                  std::to_string(trained->fit.held_step) + "\n");
   }
   if (tested != nullptr) {
     print("test loss " + fixed(tested->loss, 4) + ", perplexity " +
-          fixed(std::exp(tested->loss), 3) + ", of " + std::to_string(tested->tokens) +
+          fixed(std::exp(tested->loss), 3) + ", on " + std::to_string(tested->tokens) +
           " tokens\n");
   }
 }
@@ -256,18 +255,18 @@ void add_adapter_flags(CLI::App& command, Flags& flags) {
   const char* const group = "Adapters";
   command
       .add_option("--adapter-path", flags.adapters,
-                  "the folder to write; with --test alone, to read")
+                  "folder to write the adapters to; with --test alone, to read them from")
       ->type_name("DIR")
       ->group(group);
   command.add_flag("--force", flags.force, "overwrite existing adapters (mlx-lm always does)")
       ->group(group);
   command
       .add_flag("--only-last", flags.only_last,
-                "keep adapters.safetensors alone, without a numbered copy of each save")
+                "write adapters.safetensors only, without a numbered copy of each save")
       ->group(group);
   command
       .add_option("--fine-tune-type", flags.kind,
-                  "lora; full is mlxtape train, DoRA is not supported")
+                  "lora; for full use mlxtape train; DoRA is not supported")
       ->check(CLI::IsMember({"lora", "dora", "full"}))
       ->type_name("TYPE")
       ->group(group);
@@ -277,7 +276,7 @@ void add_adapter_flags(CLI::App& command, Flags& flags) {
       ->group(group);
   command
       .add_option("--scale", flags.job.lora.scale,
-                  "factor of what the adapters add; not divided by the rank")
+                  "factor that the adapters' output is multiplied by; not divided by the rank")
       ->check(number(std::numeric_limits<float>::lowest(), std::numeric_limits<float>::max()))
       ->type_name("X")
       ->group(group);
@@ -297,7 +296,7 @@ void add_adapter_flags(CLI::App& command, Flags& flags) {
       .add_option(
           "--lora-keys", flags.job.lora.keys,
           "modules to adapt, by the ends of their paths, e.g. self_attn.q_proj [every linear layer "
-          "and expert of the layers]")
+          "and expert of those layers]")
       ->allow_extra_args(false)
       ->delimiter(',')
       ->type_name("KEY")
@@ -316,34 +315,33 @@ void add_lora(CLI::App& app, const Globals& globals) {
       app, "lora",
       "train LoRA adapters on a model with plain or quantised weights; adapters are "
       "interchangeable "
-      "with mlx-lm's. Adam without bias correction, as mlx-lm's, unless --optimizer says "
-      "otherwise. "
-      "Where --data has valid the adapters with the lowest validation loss are kept (mlx-lm: the "
-      "last).",
+      "with mlx-lm's. The default optimiser is Adam without bias correction, as in mlx-lm. If "
+      "--data "
+      "has valid, the adapters with the lowest validation loss are kept (mlx-lm keeps the last).",
       "Examples:\n"
       "  mlxtape lora --model my-model --train --data my-data --iters 600\n"
       "  mlxtape lora -c lora.json --test\n"
       "  mlxtape generate --model my-model --adapter-path adapters -p \"Hello\"\n"
       "\n"
-      "FILE of -c is JSON with the keys of mlx-lm's YAML: {\"model\": \"my-model\", \"train\": "
-      "true,\n"
-      "\"lora_parameters\": {\"rank\": 8, \"scale\": 20.0, \"dropout\": 0.0, \"keys\": [...]}}; "
-      "flags "
-      "of\nthe command line win. In place of its lr_schedule: \"schedule\", \"warmup\", "
-      "\"final_share\".");
+      "The file of -c is JSON with the keys of mlx-lm's YAML:\n"
+      "  {\"model\": \"my-model\", \"train\": true, \"lora_parameters\": {\"rank\": 8, \"scale\": "
+      "20.0}}\n"
+      "Flags on the command line take precedence. Use \"schedule\", \"warmup\" and "
+      "\"final_share\"\n"
+      "instead of \"lr_schedule\".");
   command->group("Models");
   const auto flags = std::make_shared<Flags>();
   command->add_option("--model", flags->model, "the model's directory, in MLX format")
       ->type_name("DIR")
       ->group("Model");
-  command->add_option("-c,--config", flags->config, "settings in JSON (YAML is not read)")
+  command->add_option("-c,--config", flags->config, "settings as JSON (YAML is not supported)")
       ->type_name("FILE")
       ->group("Model");
   command->add_flag("--train", flags->train, "train adapters")->group("Model");
   command
-      ->add_flag("--test", flags->test, "measure the loss on --data's test, after training if any")
+      ->add_flag("--test", flags->test, "compute the loss on --data's test set, after any training")
       ->group("Model");
-  command->add_option("--test-batches", flags->test_batches, "batches of the test; -1: all")
+  command->add_option("--test-batches", flags->test_batches, "number of test batches; -1: all")
       ->check(whole_number(-1, 1U << 30U))
       ->type_name("N")
       ->group("Model");

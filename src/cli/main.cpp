@@ -31,12 +31,12 @@ using namespace mlxtape::cli;
 
 const char* const kFooter =
     "Exit codes:\n"
-    "  0    done\n"
-    "  1    failed: file, device, memory, loss NaN or infinite; existing files are untouched\n"
+    "  0    success\n"
+    "  1    failure: file, device, memory, NaN or infinite loss; existing files are untouched\n"
     "  2    usage error\n"
     "  130  interrupted (Ctrl-C, SIGTERM, SIGHUP); progress has been saved\n"
     "\n"
-    "mlxtape COMMAND --help tells more. Results go to stdout, progress and errors to stderr.";
+    "mlxtape COMMAND --help shows its flags. Results go to stdout, progress and errors to stderr.";
 
 // Where kernels from source are kept between runs; empty where the user has no such place.
 std::string cache_folder() {
@@ -107,14 +107,14 @@ std::string unknown_text(const CLI::App& app, const std::string& word) {
     known.commands.push_back(command->get_name());
   }
   const std::string advice = suggestion(word, known);
-  return "no such command or flag here: " + word + (advice.empty() ? "" : ". " + advice);
+  return "unknown command or flag: " + word + (advice.empty() ? "" : ". " + advice);
 }
 
 // What comes before the command that was asked for.
 void start(const CLI::App& app, const Globals& globals) {
   const std::vector<std::string> unknown = app.remaining(true);
   if (!unknown.empty()) called_wrongly(unknown_text(app, unknown.front()));
-  if (app.get_subcommands().empty()) called_wrongly("a command is needed");
+  if (app.get_subcommands().empty()) called_wrongly("a command is required");
   set_threads(globals.threads);
   set_kernel_cache(cache_folder());
   if (!globals.cpu_target.empty()) cpu::limit_target(globals.cpu_target);
@@ -140,9 +140,9 @@ int fail_call(const CLI::App& app, const std::string& what) {
 const char* advice(Errc code) {
   switch (code) {
     case Errc::kOutOfMemory:
-      return " (shorter contexts, smaller batches and packed weights need less; mlxtape inspect "
-             "tells how much)";
-    case Errc::kDevice: return " (mlxtape info tells what is there)";
+      return " (shorter contexts, smaller batches and quantised weights need less; mlxtape inspect "
+             "shows how much)";
+    case Errc::kDevice: return " (mlxtape info lists the devices)";
     default: return "";
   }
 }
@@ -199,7 +199,7 @@ int main(int argc, char** argv) {
   globals.arguments.assign(argv, argv + argc);
   for (int i = 0; i < argc; ++i) globals.command_line += (i == 0 ? "" : " ") + std::string(argv[i]);
 
-  CLI::App app{"trains, distils, quantises and runs MLX-format language models.", "mlxtape"};
+  CLI::App app{"train, fine-tune, distil, quantise and run MLX-format language models.", "mlxtape"};
   set_help(app);
   app.footer(kFooter);
   app.set_version_flag("--version", std::string(MLXTAPE_VERSION) + " (" + MLXTAPE_COMMIT + ")",
@@ -238,7 +238,7 @@ int main(int argc, char** argv) {
   std::cout.flush();
   if ((std::fflush(stdout) != 0 || std::ferror(stdout) != 0 || !std::cout) && status != kFailed) {
     if (reader_left()) return status;  // it has seen enough (head), and needs no word of it
-    std::fprintf(stderr, "mlxtape: the output must be writable, and is not\n");
+    std::fprintf(stderr, "mlxtape: cannot write to stdout\n");
     status = kFailed;
   }
   return status;

@@ -66,7 +66,7 @@ std::string page(const CommandText& root) {
 }  // namespace
 
 void add_man(CLI::App& app, const Globals&) {
-  add_command(app, "man", "the manual page, in roff.",
+  add_command(app, "man", "print the manual page, in roff format.",
               "Example:\n  mlxtape man > mlxtape.1 && man ./mlxtape.1")
       ->group("About the program")
       ->callback([&app] { print(page(describe(app))); });

@@ -29,14 +29,15 @@ void expect_model(const std::string& directory) {
   std::error_code reason;
   const fs::file_status there = fs::status(directory, reason);
   if (!fs::exists(there)) {
-    throw Error(Errc::kIo, directory + ": there is no such directory; models are not downloaded, " +
-                               "so it must be one on this machine");
+    throw Error(Errc::kIo, directory +
+                               ": no such directory; models are not downloaded, so it must " +
+                               "be a directory on this machine");
   }
   if (!fs::is_directory(there)) {
-    throw Error(Errc::kIo, directory + ": must be a model's directory, got a file");
+    throw Error(Errc::kIo, directory + ": must be a model directory, got a file");
   }
   if (!fs::exists(fs::path(directory) / "config.json", reason)) {
-    throw Error(Errc::kIo, directory + ": must be a model's directory, and has no config.json");
+    throw Error(Errc::kIo, directory + ": must be a model directory, but has no config.json");
   }
 }
 
@@ -79,7 +80,7 @@ void AnswerFlags::add_to(CLI::App& command) {
   command.add_option("-m,--max-tokens", options.max_tokens, "maximum number of tokens to generate")
       ->check(whole_number(1, std::uint64_t{1} << 31U))
       ->type_name("N")
-      ->group("Ends");
+      ->group("Stopping");
   constexpr double kNoMost = std::numeric_limits<double>::infinity();
   add("--temp", sampling.temperature, "sampling temperature; 0: always the most likely token")
       ->check(number(0, kNoMost));
@@ -93,13 +94,13 @@ void AnswerFlags::add_to(CLI::App& command) {
       ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()))
       ->type_name("N");
   add("--repetition-penalty", sampling.repetition_penalty,
-      "above 1: tokens of the last 20 become less likely")
+      "above 1: the last 20 tokens become less likely")
       ->check(number_above(0, kNoMost));
   add("--presence-penalty", sampling.presence_penalty,
-      "subtracted from the logits of tokens that the answer has; 0: off")
+      "subtracted from the logits of tokens already in the answer; 0: off")
       ->check(number(-kNoMost, kNoMost));
   add("--frequency-penalty", sampling.frequency_penalty,
-      "subtracted from the logits of the answer's tokens, as often as they occur; 0: off")
+      "subtracted from a token's logit once for each time it is in the answer; 0: off")
       ->check(number(-kNoMost, kNoMost));
   add("--seed", sampling.seed, "random seed; the same seed gives the same text on the same device")
       ->check(whole_number(0, std::numeric_limits<std::uint64_t>::max()))
@@ -111,19 +112,19 @@ void AnswerFlags::add_to(CLI::App& command) {
   command.add_option("--stop", options.stop_strings, "stop before this text")
       ->allow_extra_args(false)
       ->type_name("TEXT")
-      ->group("Ends");
+      ->group("Stopping");
   command
       .add_option("--extra-eos-token", extra_ends,
                   "an additional end-of-text token, as the tokenizer spells it")
       ->allow_extra_args(false)
       ->type_name("TOKEN")
-      ->group("Ends");
+      ->group("Stopping");
 }
 
 jobs::GenerateOptions AnswerFlags::for_tokenizer(const formats::Tokenizer& tokenizer) const {
   require(jobs::sampling_check(options.sampling));
   for (const std::string& text : options.stop_strings) {
-    if (text.empty()) called_wrongly("--stop must be some text, got none");
+    if (text.empty()) called_wrongly("--stop must not be empty");
   }
   jobs::GenerateOptions result = options;
   for (const std::string& end : extra_ends) {
@@ -140,7 +141,7 @@ void AnswerWatch::attach(jobs::GenerateOptions& options) {
       Progress::Options how;
       how.first_after = 1;
       how.plain_first = how.plain_every = std::numeric_limits<double>::infinity();
-      progress_ = std::make_unique<Progress>("reading the prompt", all, globals_, how);
+      progress_ = std::make_unique<Progress>("processing the prompt", all, globals_, how);
     }
     progress_->at(done);
     if (done == all) progress_.reset();
@@ -168,8 +169,8 @@ void AnswerWatch::end() {
 }
 
 std::string positions_warning(const std::string& what, std::int64_t positions) {
-  return "mlxtape: warning: " + what + " is longer than the " + std::to_string(positions) +
-         " positions the model was trained for; quality may suffer";
+  return "mlxtape: warning: " + what + " is longer than the model's maximum context length, " +
+         std::to_string(positions) + "; quality may suffer";
 }
 
 void TemplateFlags::add_to(CLI::App& command) {
@@ -178,7 +179,7 @@ void TemplateFlags::add_to(CLI::App& command) {
       ->group("Chat template");
   command
       .add_option("--chat-template-config", config,
-                  "more variables for the template, e.g. '{\"enable_thinking\": false}'")
+                  "more variables for the chat template, e.g. '{\"enable_thinking\": false}'")
       ->type_name("JSON")
       ->group("Chat template");
 }
@@ -197,7 +198,7 @@ formats::Json TemplateFlags::variables() const {
 void FiniteFlag::add_to(CLI::App& command, const std::string& group) {
   command
       .add_flag("--allow-nonfinite", allow,
-                "continue with a warning where weights are NaN or infinite, instead of an error")
+                "warn instead of failing if weights are NaN or infinite")
       ->group(group);
 }
 
@@ -207,7 +208,7 @@ bool FiniteFlag::expect(CommandEncoder& encoder, const models::Model& model, con
   if (!found.any()) return true;
   const std::string what = of + ": " + found.text();
   if (!allow) {
-    throw Error(Errc::kIo, what + ": " + why + "; --allow-nonfinite continues all the same");
+    throw Error(Errc::kIo, what + ": " + why + "; use --allow-nonfinite to continue anyway");
   }
   remark("mlxtape: warning: " + what);
   return false;

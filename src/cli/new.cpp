@@ -67,13 +67,13 @@ void make(const Globals& globals, const Flags& flags) {
   std::error_code reason;
   const bool is_there = fs::exists(fs::symlink_status(folder, reason));
   if (is_there && !(fs::is_directory(folder, reason) && fs::is_empty(folder, reason))) {
-    throw Error(Errc::kIo, folder + ": already exists; give a new folder, or an empty one");
+    throw Error(Errc::kIo, folder + ": already exists; use a new or an empty folder");
   }
   const models::Config config = demo::demo_config();
   try {
     write_files(folder, config, flags);
   } catch (const fs::filesystem_error& e) {
-    throw Error(Errc::kIo, folder + ": must be writable, got " + e.code().message());
+    throw Error(Errc::kIo, folder + ": cannot write to this folder: " + e.code().message());
   } catch (...) {
     remove_files(folder, is_there);
     throw;
@@ -92,9 +92,9 @@ void make(const Globals& globals, const Flags& flags) {
                                    {"train", train},
                                    {"generate", generate}});
   }
-  print_result(folder + ": a Qwen3-Next of " +
+  print_result(folder + ": a byte-level Qwen3-Next with " +
                human_count(static_cast<double>(models::parameter_count(config))) +
-               " parameters whose tokens are bytes, and " + std::to_string(flags.samples) +
+               " parameters, and " + std::to_string(flags.samples) +
                " samples to train it on. Next:\n  " + train + "\n  " + generate + "\n");
 }
 
@@ -103,8 +103,8 @@ void make(const Globals& globals, const Flags& flags) {
 void add_new(CLI::App& app, const Globals& globals) {
   CLI::App* command = add_command(
       app, "new",
-      "create a folder with a small model's config.json, its tokenizer and training data: all that "
-      "train needs.",
+      "create a folder with a small model's config.json, a tokenizer and training data: everything "
+      "that train needs.",
       "Examples:\n"
       "  mlxtape new starter\n"
       "  mlxtape new starter --samples 50000 --seed 7");

@@ -17,16 +17,17 @@ struct What {
 constexpr std::array<What, 10> kSettings = {
     {{"weight_decay", "weight decay"},
      {"beta1", "decay rate of the first moment"},
-     {"beta2", "decay rate of the second moment; lion: of its only one"},
+     {"beta2", "decay rate of the second moment; lion: of its only moment"},
      {"eps", "added to the denominator of the update"},
-     {"bias_correction", "correct moments for their start at zero"},
+     {"bias_correction", "correct the moments for starting at zero"},
      {"momentum", "momentum"},
      {"dampening", "dampening of the momentum"},
      {"nesterov", "Nesterov momentum"},
      {"ns_steps", "Newton-Schulz steps"},
      {"adamw_share",
-      "learning rate of what muon leaves to AdamW (embeddings, head, norms), as a share of "
-      "--learning-rate"}}};
+      "learning rate of the weights that muon leaves to AdamW (embeddings, head, norms), as a "
+      "share "
+      "of --learning-rate"}}};
 
 std::string flag_of(std::string setting) {
   std::replace(setting.begin(), setting.end(), '_', '-');

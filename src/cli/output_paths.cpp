@@ -109,7 +109,10 @@ void save_result(const models::Model& model, const std::string& path, const std:
                  bool force) {
   std::error_code reason;
   if (!force && fs::exists(path, reason)) {
-    throw Error(Errc::kIo, path + ": was made by another run meanwhile, and is left as it is");
+    throw Error(
+        Errc::kIo,
+        path +
+            ": was created by another run in the meantime and is left as it is; use another path");
   }
   models::SaveOptions save;
   save.files_from = source;

@@ -35,7 +35,7 @@ const std::vector<Foreign>& foreign() {
       {{"serve", "server"}, {}, "There is no server; generate and chat run a model."},
       {{"--ctx-size", "--n-ctx", "--max-kv-size", "-c"},
        {"--max-context"},
-       "Leave it out: memory grows with the text."},
+       "It is not needed: the cache grows with the text."},
       {{"--n-gpu-layers", "--gpu-layers", "-ngl"},
        {},
        "--device cuda runs the whole model on the GPU."},
@@ -113,7 +113,7 @@ std::string suggestion(const std::string& typed, const Known& known) {
   const bool is_flag = typed.starts_with("-");
   const std::string word = typed.substr(0, is_flag ? typed.find('=') : std::string::npos);
   const std::vector<std::string>& list = is_flag ? known.flags : known.commands;
-  if (has(list, word)) return "It belongs after its command.";
+  if (has(list, word)) return "Put it after its command.";
   for (const Foreign& each : foreign()) {
     if (!has(each.words, word)) continue;
     const auto found = std::find_if(each.here.begin(), each.here.end(),

@@ -30,19 +30,20 @@ struct Flags {
 // Where config.json and the tokenizer are.
 std::string source_of(const Flags& flags) {
   if (flags.model.empty() == flags.config.empty()) {
-    called_wrongly("one of --model, to train it on, and --config with --from-scratch is needed");
+    called_wrongly(
+        "use either --model (an existing model) or --config with --from-scratch (a new one)");
   }
   if (!flags.model.empty()) {
     expect_model(flags.model);
     return flags.model;
   }
   if (!flags.from_scratch) {
-    called_wrongly("--config describes a model without weights: it needs --from-scratch");
+    called_wrongly("--config describes a model without weights: add --from-scratch");
   }
   std::error_code reason;
   if (!fs::is_regular_file(flags.config, reason)) {
-    throw Error(Errc::kIo, flags.config + ": there is no such file; --config is a config.json, " +
-                               "with tokenizer.json beside it");
+    throw Error(Errc::kIo, flags.config + ": no such file; --config must be a config.json with " +
+                               "tokenizer.json next to it");
   }
   const fs::path folder = fs::path(flags.config).parent_path();
   return folder.empty() ? "." : folder.string();
@@ -91,7 +92,7 @@ void tell(const Globals& globals, const Flags& flags, const models::Model& model
   }
   print_result(fit_text(fit, device) + flags.out + ": " +
                human_count(static_cast<double>(models::parameter_count(model.config))) +
-               " parameters, the weights after step " + std::to_string(fit.held_step) + "\n");
+               " parameters, weights from step " + std::to_string(fit.held_step) + "\n");
 }
 
 void train(const Globals& globals, Flags flags) {
@@ -131,17 +132,18 @@ void train(const Globals& globals, Flags flags) {
 void add_train(CLI::App& app, const Globals& globals) {
   CLI::App* command = add_command(
       app, "train",
-      "train every weight of a model, from scratch or from an existing model: plain text, "
-      "prompt/completion pairs or conversations; of quantised weights the scales and biases. AdamW "
-      "unless --optimizer says otherwise. Writes the weights with the lowest validation loss, or "
-      "the last ones without a validation.",
+      "train every weight of a model, from scratch or from an existing model, on plain text, "
+      "prompt/completion pairs or conversations. In quantised weights the scales and biases are "
+      "trained. The default optimiser is AdamW. The weights with the lowest validation loss are "
+      "written, or the last ones if there is no validation data.",
       "Examples:\n"
       "  mlxtape train --config examples/bytes/config.json --from-scratch --data my-data --out "
       "new\n"
       "  mlxtape train --model my-model --data my-data --out tuned --iters 500 --schedule cosine\n"
       "\n"
-      "Ctrl-C, a full disk or a crash lose no more than the steps since the last save: the same\n"
-      "command with --resume goes on, with the same bits.");
+      "After Ctrl-C, a full disk or a crash, the same command with --resume continues from the "
+      "last\n"
+      "checkpoint, with the same bits as if it had never stopped.");
   command->group("Models");
   const auto flags = std::make_shared<Flags>();
   const char* const group = "Model";
@@ -150,14 +152,14 @@ void add_train(CLI::App& app, const Globals& globals) {
       ->group(group);
   command
       ->add_option("--config", flags->config,
-                   "config.json of a new model, with tokenizer.json beside it")
+                   "config.json of a new model, with tokenizer.json next to it")
       ->type_name("FILE")
       ->group(group);
   command
       ->add_flag("--from-scratch", flags->from_scratch,
-                 "start with random weights; the default of --learning-rate is 1e-3 then")
+                 "start with random weights; --learning-rate then defaults to 1e-3")
       ->group(group);
-  command->add_option("--out", flags->out, "the directory to write, an MLX model")
+  command->add_option("--out", flags->out, "the model directory to write, in MLX format")
       ->required()
       ->type_name("DIR")
       ->group(group);
@@ -167,8 +169,8 @@ void add_train(CLI::App& app, const Globals& globals) {
       ->group(group);
   command
       ->add_option("--dtype", flags->dtype,
-                   "type of the weights, with float32 master copies [the model's, or float32 "
-                   "where config.json names none]")
+                   "dtype of the weights; 16-bit ones have float32 master copies [the model's, or "
+                   "float32 if config.json names none]")
       ->check(CLI::IsMember({"float16", "bfloat16", "float32"}))
       ->type_name("TYPE")
       ->group(group);

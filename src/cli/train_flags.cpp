@@ -34,16 +34,18 @@ CLI::Option* LoopFlags::add_to(CLI::App& command) {
   };
   const char* const of_data = "Data";
   const char* const of_steps = "Training";
-  const char* const of_saves = "Validation and saves";
+  const char* const of_saves = "Validation and checkpoints";
   command
-      .add_option("--data", data,
-                  "a folder with train, valid and test, each .jsonl or .txt, or one such file, "
-                  "which is all for training. Lines: {\"text\"}, {\"prompt\", \"completion\"} or "
-                  "{\"messages\"}")
+      .add_option(
+          "--data", data,
+          "a folder with train, valid and test, each .jsonl or .txt, or a single file, "
+          "which is used for training only. Lines: {\"text\"}, {\"prompt\", \"completion\"} "
+          "or {\"messages\"}")
       ->type_name("FILE")
       ->group(of_data);
   add(of_data, "--batch-size", job.batches.batch_size, "samples per batch")->check(kCount);
-  add(of_data, "--max-seq-length", job.batches.max_tokens, "longer samples are cut, in tokens")
+  add(of_data, "--max-seq-length", job.batches.max_tokens,
+      "maximum tokens per sample; longer ones are cut")
       ->check(whole_number(2, 1U << 30U));
   command.add_flag("--mask-prompt", mask_prompt, "compute the loss on completions only")
       ->group(of_data);
@@ -53,30 +55,31 @@ CLI::Option* LoopFlags::add_to(CLI::App& command) {
       "optimizer steps, each of --grad-accumulation-steps batches (mlx-lm counts batches)")
       ->check(kCount);
   CLI::Option* const learning_rate = add(of_steps, "--learning-rate", job.fit.learning_rate,
-                                         "learning rate; with a schedule its highest value")
+                                         "learning rate; with a schedule its maximum")
                                          ->check(kPositive)
                                          ->type_name("X");
   command
       .add_option("--schedule", schedule,
-                  "learning rate after the warm-up; cosine: down to --final-share")
+                  "learning rate schedule after the warm-up; cosine decays to --final-share")
       ->check(CLI::IsMember({"constant", "cosine"}))
       ->type_name("NAME")
       ->group(of_steps);
-  add(of_steps, "--warmup", job.fit.warmup, "steps over which the rate rises from 0")
+  add(of_steps, "--warmup", job.fit.warmup, "steps over which the learning rate rises from 0")
       ->check(kCountOrNone);
   add(of_steps, "--final-share", job.fit.final_share,
-      "where cosine ends, as a share of --learning-rate")
+      "final learning rate of cosine, as a share of --learning-rate")
       ->check(number(0, 1))
       ->type_name("X");
   optimiser.add_to(command, of_steps);
-  add(of_steps, "--clip", job.fit.clip, "clip gradients to this norm; 0: never")
+  add(of_steps, "--clip", job.fit.clip, "clip gradients to this norm; 0: no clipping")
       ->check(kFinite)
       ->type_name("X");
   add(of_steps, "--grad-accumulation-steps", job.fit.accumulation, "batches per step")
       ->check(kCount);
   command
-      .add_flag("--grad-checkpoint", job.checkpoint,
-                "less memory, more time: recompute layers in the backward pass")
+      .add_flag(
+          "--grad-checkpoint", job.checkpoint,
+          "gradient checkpointing: recompute layers in the backward pass; less memory, more time")
       ->group(of_steps);
   add(of_saves, "--val-batches", job.validation_batches,
       "batches per validation, spread over all lengths; -1: all, 0: no validation")
@@ -105,12 +108,13 @@ jobs::DataSet LoopFlags::read(const formats::Tokenizer& tokenizer) const {
 }
 
 void StateFlags::add_to(CLI::App& command, const std::string& without) {
-  const char* const group = "Validation and saves";
+  const char* const group = "Validation and checkpoints";
   beside = without.empty();
   if (beside) {
     command
-        .add_option("--state", folder,
-                    "folder of the unfinished run [the output's name with .state]")
+        .add_option(
+            "--state", folder,
+            "folder for the checkpoint of the unfinished run [the output's name with .state]")
         ->type_name("DIR")
         ->default_str("")
         ->group(group);
@@ -137,7 +141,7 @@ void StateFlags::expect(const Place& out, const std::vector<Place>& inputs,
   const bool there = run().has_state();
   const std::string file = run().state();
   const std::string fault = there && !jobs::RunFolder::is_state_file(file)
-                                ? file + ": already exists and is not the state of a run"
+                                ? file + ": already exists and is not the checkpoint of a run"
                             : beside ? run().new_run_fault()
                                      : "";
   if (!fault.empty() && !(there && resume)) {  // a damaged one is told of by who reads it
@@ -148,7 +152,8 @@ void StateFlags::expect(const Place& out, const std::vector<Place>& inputs,
     throw Error(Errc::kIo, folder + ": contains an unfinished run; use --resume, or delete " +
                                jobs::RunFolder::names_of_state() + " there to start over");
   }
-  if (!there && resume && !globals.quiet) remark(folder + ": contains no run yet, starting one");
+  if (!there && resume && !globals.quiet)
+    remark(folder + ": contains no unfinished run; starting a new one");
 }
 
 Watch::Watch(std::string title, std::int64_t iterations, const Globals& globals)
@@ -183,8 +188,8 @@ jobs::FitHooks Watch::hooks() {
   };
   hooks.on_report = [this](const jobs::FitPoint& p) {
     extra_ = "loss " + loss_text(p.loss);
-    say("step " + std::to_string(p.step) + ": loss " + loss_text(p.loss) + ", rate " +
-        digits(p.rate, "%.3g") + ", norm " + digits(p.norm, "%.3g") + ", " +
+    say("step " + std::to_string(p.step) + ": loss " + loss_text(p.loss) + ", lr " +
+        digits(p.rate, "%.3g") + ", gradient norm " + digits(p.norm, "%.3g") + ", " +
         fixed(p.tokens_per_second, 0) + " tokens/s");
   };
   hooks.on_validated = [this](const jobs::FitPoint& p) {
@@ -225,17 +230,17 @@ Json::Object fit_json(const jobs::FitResult& fit, Device& device) {
 
 std::string fit_text(const jobs::FitResult& fit, Device& device) {
   Facts facts;
-  facts.add("steps", std::to_string(fit.steps) + " in " + human_time(fit.seconds) + ", at most " +
-                         human_bytes(static_cast<double>(peak_memory(device, fit.peak_bytes))));
+  facts.add("steps", std::to_string(fit.steps) + " in " + human_time(fit.seconds));
   if (!fit.reports.empty()) {
-    facts.add("training loss", loss_text(fit.reports.front().loss) + " at first, " +
-                                   loss_text(fit.reports.back().loss) + " at last");
+    facts.add("training loss", loss_text(fit.reports.front().loss) + " first, " +
+                                   loss_text(fit.reports.back().loss) + " last");
   }
   if (!fit.validations.empty()) {
-    facts.add("validation loss", loss_text(fit.validations.front().loss) + " before, " +
-                                     loss_text(fit.best_loss) + " at its best, after step " +
+    facts.add("validation loss", loss_text(fit.validations.front().loss) + " first, " +
+                                     loss_text(fit.best_loss) + " best, after step " +
                                      std::to_string(fit.best_step));
   }
+  facts.add("peak memory", human_bytes(static_cast<double>(peak_memory(device, fit.peak_bytes))));
   return facts.text();
 }
 
@@ -244,7 +249,7 @@ void end_interrupted(const jobs::FitResult& fit, std::int64_t iterations, const 
   const std::string step =
       "stopped after step " + std::to_string(fit.steps) + " of " + std::to_string(iterations);
   const std::string fault = state.run().fault();
-  if (!fault.empty()) throw Error(Errc::kIo, step + ", which is not saved: " + fault);
+  if (!fault.empty()) throw Error(Errc::kIo, step + "; progress has not been saved: " + fault);
   const std::string command = globals.again_with("--resume");
   if (globals.json) {
     Json::Object object = fit_json(fit, device);
@@ -252,7 +257,7 @@ void end_interrupted(const jobs::FitResult& fit, std::int64_t iterations, const 
     object.emplace_back("resume", command);
     print_json(object);
   }
-  remark(step + ", which is saved in " + state.folder + "; to resume:\n  " + command);
+  remark(step + "; progress has been saved in " + state.folder + ", resume with:\n  " + command);
   throw Exit{kInterrupted};
 }
 

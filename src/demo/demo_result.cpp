@@ -165,7 +165,7 @@ void read_demo_progress(const Json& progress, DemoResult& result) {
   Json rest = progress;
   rest.erase(kChecksum);
   if (at(progress, kChecksum).string() != checksum_of(rest)) {
-    throw Error(Errc::kIo, "its text is not what was written (checksum)");
+    throw Error(Errc::kIo, "its content does not match its checksum");
   }
   result.iterations = at(progress, "iterations").integer();
   for (const Json& row : at(progress, "held_out").array()) {

@@ -79,20 +79,21 @@ std::string tile(const std::string& value, const std::string& what) {
 std::string head(const DemoResult& r) {
   const double full = r.models[0].scores.all().share(), four = r.models[1].scores.all().share();
   const std::string lead =
-      "A Qwen3-Next of " + human_count(static_cast<double>(r.parameters)) + " parameters (" +
+      "A Qwen3-Next with " + human_count(static_cast<double>(r.parameters)) + " parameters (" +
       human_count(static_cast<double>(r.active_parameters)) +
       " active per token: delta nets, gated attention, " + std::to_string(r.experts_per_token) +
       " of " + std::to_string(r.experts) + " experts and a shared one) learned five tasks from " +
-      "nothing, was packed in 4 and 2 bits, and the 2-bit one was distilled. Every number is of " +
-      "this run.";
+      "scratch, was quantised to 4 and 2 bits, and the 2-bit model was distilled. All numbers "
+      "are " +
+      "from this run.";
   std::string lost = fixed(100 * (full - four), 1);
   if (lost == "-0.0") lost = "0.0";
   return "<h1>mlxtape demo</h1>\n<p class=\"lead\">" + escaped(lead) +
          "</p>\n<div class=\"row tiles\">\n" +
-         tile(percent(full), "of " + std::to_string(r.cases) + " held-out cases right") +
-         tile(lost + " points", "lost in 4 bits") +
+         tile(percent(full), "accuracy on " + std::to_string(r.cases) + " held-out questions") +
+         tile(lost + " points", "of accuracy lost in 4 bits") +
          tile(percent(r.removed()), "of the 2-bit model's KL removed by DWQ") +
-         tile(human_time(r.seconds), "in all, from nothing to this page") + "</div>\n";
+         tile(human_time(r.seconds), "in all, from scratch to this page") + "</div>\n";
 }
 
 std::string models_card(const DemoResult& r) {
@@ -105,17 +106,18 @@ std::string models_card(const DemoResult& r) {
     rows.back().push_back(fixed(e.perplexity.value, 4));
     rows.back().push_back(fixed(e.kl.value, 4) + " ± " + fixed(e.kl.error, 4));
   }
-  std::vector<std::string> header{"model", "size", "bits/weight", "right"};
+  std::vector<std::string> header{"model", "size", "bits/weight", "accuracy"};
   for (std::size_t t = 0; t < kTasks; ++t) {
     header.emplace_back(name_of(static_cast<Task>(t)));
   }
   header.insert(header.end(), {"perplexity", "KL to full, nats"});
   std::vector<bool> numbers(header.size(), true);
   numbers[0] = false;
-  return card("The models",
-              "Right: the whole answer, by greedy decoding. Perplexity and KL are those of the "
-              "answers' bytes. Sizes are of the files' tensors.",
-              table(header, rows, numbers));
+  return card(
+      "The models",
+      "An answer is right if all of it is, with greedy decoding. Perplexity and KL divergence "
+      "are over the bytes of the answers. Sizes are those of the tensors in the files.",
+      table(header, rows, numbers));
 }
 
 std::string training_cards(const DemoResult& r) {
@@ -126,11 +128,11 @@ std::string training_cards(const DemoResult& r) {
   ChartOptions o;
   o.title = "loss by training step";
   o.x_label = "training step";
-  o.y_label = "loss, nats per byte of an answer";
+  o.y_label = "loss, nats per byte of the answer";
   o.log_y = true;
   const std::string left =
       card("Loss",
-           "Mean cross entropy of the answers in batches of " + std::to_string(r.batch_size) +
+           "Mean cross-entropy of the answers, in batches of " + std::to_string(r.batch_size) +
                " new lines; AdamW, warm-up, cosine.",
            line_chart({loss}, o));
 
@@ -143,13 +145,13 @@ std::string training_cards(const DemoResult& r) {
     tasks.push_back(std::move(one));
   }
   o = {};
-  o.title = "right answers by training step";
+  o.title = "accuracy by training step";
   o.x_label = "training step";
-  o.y_label = "held-out cases right, %";
+  o.y_label = "accuracy on held-out questions, %";
   o.y_high = 100;
-  return row(left, card("Right answers by task",
-                        "Held-out questions are in no training set: a hash decides on which side "
-                        "one is.",
+  return row(left, card("Accuracy by task",
+                        "Held-out questions never occur in training: a hash of the question "
+                        "decides which set it is in.",
                         line_chart(tasks, o)));
 }
 
@@ -166,21 +168,23 @@ std::string distilled_cards(const DemoResult& r) {
     loss.points.emplace_back(static_cast<double>(point.step), point.loss);
   }
   ChartOptions o;
-  o.title = "divergence while distilling";
+  o.title = "KL divergence by DWQ step";
   o.x_label = "DWQ step";
-  o.y_label = "KL at T = 2, nats";
+  o.y_label = "KL divergence at temperature 2, nats";
   o.height = 230;
-  return row(card("KL to the full model", "Of the answers' bytes in held-out cases; 0: the same.",
-                  bar_chart(kl, "KL before and after") + "<h2>Size</h2>\n" +
+  return row(card("KL divergence from the full model",
+                  "Over the bytes of held-out answers; 0: identical predictions.",
+                  bar_chart(kl, "KL divergence before and after DWQ") + "<h2>Size</h2>\n" +
                       bar_chart(sizes, "size of the weights")),
              card("Distilling the 2-bit model",
                   human_count(static_cast<double>(r.dwq.trained)) +
-                      " scales, biases and norms learn what the full model says; codes stay.",
+                      " scales, biases and norms are trained to match the full model; the codes do "
+                      "not change.",
                   line_chart({loss}, o)));
 }
 
 std::string answers_card(const DemoResult& r) {
-  std::vector<std::string> header{"prompt", "right"};
+  std::vector<std::string> header{"prompt", "answer"};
   for (const DemoModel& m : r.models) header.push_back(escaped(m.name));
   std::vector<std::vector<std::string>> rows;
   for (std::size_t q = 0; q < r.questions.size(); ++q) {
@@ -193,10 +197,10 @@ std::string answers_card(const DemoResult& r) {
                             (said.empty() ? "(nothing)" : escaped(printable(said))) + "</code>");
     }
   }
-  return card(
-      "Answers",
-      "The first held-out cases of each task, as each model goes on; wrong ones struck out.",
-      table(header, rows, {}));
+  return card("Answers",
+              "The first held-out questions of each task and every model's answers; wrong ones are "
+              "struck out.",
+              table(header, rows, {}));
 }
 
 std::string time_cards(const DemoResult& r) {
@@ -229,19 +233,19 @@ std::string time_cards(const DemoResult& r) {
   std::vector<std::vector<std::string>> facts{
       {"training",
        escaped(human_count(static_cast<double>(r.tokens)) + " tokens, " + tokens + " tokens/s")},
-      {"memory, training", bytes_of(r.training.peak_bytes)},
-      {"memory, the process", bytes_of(r.peak_bytes)},
+      {"peak memory, training", bytes_of(r.training.peak_bytes)},
+      {"peak memory, whole process", bytes_of(r.peak_bytes)},
       {"seed", std::to_string(r.seed)}};
   for (const auto& [name, value] : r.machine) {
     facts.push_back({escaped(name),
                      name == "command" ? "<code>" + escaped(value) + "</code>" : escaped(value)});
   }
   return row(card("Time by kernel",
-                  fixed(1e3 * r.traced_seconds / steps, 1) + " ms a training step, of which " +
+                  fixed(1e3 * r.traced_seconds / steps, 1) + " ms per training step, of which " +
                       fixed(1e3 * all / steps, 1) + " ms in kernels; mean of " +
                       std::to_string(r.traced_steps) + " steps.",
                   bar_chart(bars, "time by kernel", 460, 240)),
-             card("Time, memory, machine", "Peaks of what was in use at once.",
+             card("Time, memory, machine", "Memory is the peak in use.",
                   bar_chart(stages, "time by stage", 460, 150) + table({}, facts, {})));
 }
 
@@ -254,7 +258,7 @@ std::string report_page(const DemoResult& r) {
          std::string(kStyle) + "</style></head>\n<body><main>\n" + head(r) + models_card(r) +
          training_cards(r) + distilled_cards(r) + answers_card(r) +
          card("Experts",
-              "Share of the tokens' choices that went to each expert, %, on held-out cases.",
+              "How often each expert was chosen, in % of all choices on held-out questions.",
               heat_map(r.routes, "layer", "expert")) +
          time_cards(r) + "</main></body></html>\n";
 }

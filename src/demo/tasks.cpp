@@ -97,7 +97,8 @@ std::string question(Task task, Draw& draw) {
 }
 
 [[noreturn]] void no_case(const std::string& prompt) {
-  throw Error(Errc::kArgument, "tasks: a prompt must be as 'plus 37+25>', got '" + prompt + "'");
+  throw Error(Errc::kArgument,
+              "tasks: a prompt must look like 'plus 37+25>', got '" + prompt + "'");
 }
 
 struct Question {

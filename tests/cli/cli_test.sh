@@ -11,7 +11,7 @@ expect 0 "cpu softmax softmax_fwd f16 bf16 f32" kernels
 expect 0 "bench" --help
 expect 0 "--json" bench ops --help
 expect 0 "." --version
-expect 2 "a command is needed"
+expect 2 "a command is required"
 expect 2 "here: frobnicate" frobnicate
 expect 2 "here: --frobnicate" --frobnicate
 expect 2 "here: frobnicate" --threads 2 frobnicate
@@ -38,7 +38,7 @@ done
 expect 0 '"kl_removed"' demo --iters 2 --cases 5 --seconds 100 --out "$folder/demo" --quiet --json
 expect 0 "finish" generate --model "$folder/demo/4bit" --prompt 'plus 1+2>' --max-tokens 3 --json
 mkdir "$folder/taken" && touch "$folder/taken/mine"
-expect 1 "already exists and is not a demo's" demo --iters 2 --out "$folder/taken"
+expect 1 "already exists and was not written by demo" demo --iters 2 --out "$folder/taken"
 expect 2 "--iters" demo --iters 0 --out "$folder/none"
 [ "$(ls "$folder/taken")" = mine ] && [ ! -e "$folder/none" ] || complain "demo wrote where it must not"
 
@@ -102,7 +102,7 @@ fi
 # ---- errors and exit codes ----
 
 "$program" kernels >&- 2>"$folder/err" && complain "kernels >&-: exit 0, want 1"
-same "$(cat "$folder/err")" "mlxtape: the output must be writable, and is not" "kernels >&-"
+same "$(cat "$folder/err")" "mlxtape: cannot write to stdout" "kernels >&-"
 "$program" kernels 2>"$folder/err" | head -n 1 >/dev/null
 same "$(cat "$folder/err")" "" "what kernels | head says"
 for command in '' generate chat train lora fuse convert quantize dwq dynamic-quant eval perplexity compare inspect info kernels 'bench ops' selftest completion man; do
@@ -133,7 +133,7 @@ expect 0 "8 bits, groups of 32" inspect "$model"
 expect 0 '"bits_per_weight": 6.89' inspect "$model" --json
 expect 0 '"state_bytes": 2816' inspect "$model" --json --context 8
 expect 0 "model.layers.1.self_attn.q_proj.scales" inspect "$model" --tensors
-expect 1 "there is no such directory" inspect "$folder/nowhere"
+expect 1 "no such directory" inspect "$folder/nowhere"
 expect 1 "has no config.json" inspect "$folder"
 expect 1 "got a file" inspect "$0"
 expect 2 "DIR is required" inspect
@@ -168,10 +168,10 @@ expect 2 "got '5'" generate $on --model "$model" -p 1 --logit-bias 5
 expect 2 "got '5=nan'" generate $on --model "$model" -p 1 --logit-bias 5=nan
 expect 2 "token 5 is given twice" generate $on --model "$model" -p 1 --logit-bias 5=1 --logit-bias 5=2
 expect 2 "got 99999" generate $on --model "$model" -p 1 --logit-bias 99999=1
-expect 2 "a prompt is needed" generate $on --model "$model"
+expect 2 "a prompt is required" generate $on --model "$model"
 expect 2 "--model is required" generate $on -p 1
 expect 2 "--max-tokens" generate $on --model "$model" -p 1 -m 0
-expect 2 "--stop must be some text" generate $on --model "$model" -p 1 --stop ''
+expect 2 "--stop must not be empty" generate $on --model "$model" -p 1 --stop ''
 expect 2 "must be a JSON object" generate $on --model "$model" -p 1 --chat-template-config '[1]'
 expect 2 "has no token 'nope'" generate $on --model "$model" -p 1 --extra-eos-token nope
 expect 2 "need a chat template" generate $on --model "$model" -p 1 --system-prompt 2
@@ -216,7 +216,7 @@ kill -INT $job
 wait $job
 same $? 130 "generate, interrupted"
 [ -s "$folder/cut" ] || complain "generate, interrupted: nothing was written"
-for text in 'mlxtape: stopping; again to end at once' 'generation: '; do
+for text in 'mlxtape: stopping; press Ctrl-C again to quit at once' 'generation: '; do
   grep -q "$text" "$folder/err" || complain "generate, interrupted: no '$text' in $(cat "$folder/err")"
 done
 
@@ -232,7 +232,7 @@ printf '12\n/help\n34\n/reset\n/nope\n\n12\n' |
 same "$(wc -l <"$folder/chat")" 3 "answers of chat"
 same "$(sed -n 1p "$folder/chat")" "$(sed -n 3p "$folder/chat")" "chat after /reset"
 sed -n 2p "$folder/chat" | grep -q '"prompt_tokens_kept": 1[0-9]' || complain "chat remembers nothing: $(cat "$folder/chat")"
-for said in '/exit' 'begun anew' 'no such command: /nope' 'were remembered'; do
+for said in '/exit' 'new chat' 'unknown command: /nope' ' cached)'; do
   grep -q -- "$said" "$folder/err" || complain "chat says nothing of $said"
 done
 printf '12\n/exit\n34\n' | "$program" chat $on --model "$model" -m 8 --quiet >"$folder/chat" 2>"$folder/err"
@@ -265,18 +265,18 @@ expect 0 '"bits_per_weight"' quantize --model "$folder/half" --mlx-path "$folder
   --q-module '*.down_proj=8:32' --q-module 'lm_head=0' --json
 expect 0 "8 bits, groups of 32" inspect "$folder/q2"
 expect 2 "must not be --model" convert --model "$folder/q2" --mlx-path "$folder/q2" -d --force
-expect 0 "modules stay as they are" quantize --model "$folder/wide" --mlx-path "$folder/q3" --q-group-size 32
+expect 0 "modules are not quantised" quantize --model "$folder/wide" --mlx-path "$folder/q3" --q-group-size 32
 expect 0 "bits per weight" quantize --model "$folder/q3" --mlx-path "$folder/q4" --q-module '*gate=8:32'
-expect 2 "is packed already" quantize --model "$folder/q4" --mlx-path "$folder/no"
-expect 2 "no module fits" quantize --model "$folder/wide" --mlx-path "$folder/no" --q-module 'no.such=4'
+expect 2 "are already quantised" quantize --model "$folder/q4" --mlx-path "$folder/no"
+expect 2 "no module matches" quantize --model "$folder/wide" --mlx-path "$folder/no" --q-module 'no.such=4'
 expect 2 "must be PATTERN=BITS" quantize --model "$folder/wide" --mlx-path "$folder/no" --q-module '*=many'
-expect 2 "do not divide" quantize --model "$folder/wide" --mlx-path "$folder/no" --q-module '*=4:128'
-expect 2 "no weight was packed" quantize --model "$folder/wide" --mlx-path "$folder/no"
+expect 2 "no multiple of the group size 128" quantize --model "$folder/wide" --mlx-path "$folder/no" --q-module '*=4:128'
+expect 2 "no weight can be quantised" quantize --model "$folder/wide" --mlx-path "$folder/no"
 expect 2 "not both" convert --model "$folder/wide" --mlx-path "$folder/no" -q -d
 expect 2 "need --quantize" convert --model "$folder/wide" --mlx-path "$folder/no" --q-bits 4
-expect 2 "says the bits itself" convert --model "$folder/wide" --mlx-path "$folder/no" -q --q-bits 4 --quant-predicate mixed_3_6
+expect 2 "sets the bits itself" convert --model "$folder/wide" --mlx-path "$folder/no" -q --q-bits 4 --quant-predicate mixed_3_6
 expect 2 "--q-bits" convert --model "$folder/wide" --mlx-path "$folder/no" -q --q-bits 7
-expect 1 "there is no such directory" convert --model "$folder/nowhere" --mlx-path "$folder/no"
+expect 1 "no such directory" convert --model "$folder/nowhere" --mlx-path "$folder/no"
 expect 1 "must be a writable directory" convert --model "$folder/wide" --mlx-path "$0/x"
 [ ! -e "$folder/no" ] || complain "a conversion that failed left $folder/no"
 same "$(find "$folder" -name '*.tmp*' -o -name '*.old' | wc -l)" 0 "folders left behind"

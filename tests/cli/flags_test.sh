@@ -62,7 +62,7 @@ expect 2 "samples, got 2; use --batch-size 2" train $on --model model --data two
 printf 'model: "model"\ntrain: true\n' >lora.yaml
 cp lora.yaml lora.yml
 for file in lora.yaml lora.yml; do
-  expect 1 "$file: YAML is not read: write the same keys as JSON" lora $on -c $file
+  expect 1 "$file: YAML is not supported; write the same keys as JSON" lora $on -c $file
 done
 
 # ---- words of other programs ----
@@ -93,7 +93,7 @@ means --tmep "Did you mean --temp?" $one --tmep 1
 means -temp "Did you mean --temp?" $one -temp 1
 means --top_p=0.9 "Did you mean --top-p?" $one --top_p=0.9
 means --max-token "Did you mean --max-tokens?" $one --max-token 3
-means --ctx-size "Leave it out: memory grows with the text." $one --ctx-size 4096
+means --ctx-size "It is not needed: the cache grows with the text." $one --ctx-size 4096
 means --n-gpu-layers "--device cuda runs the whole model on the GPU." $one --n-gpu-layers 99
 means --output "Did you mean --mlx-path?" quantize --model model --output x
 means --devcie "Did you mean --device?" $one --devcie cpu
@@ -151,11 +151,11 @@ plant model infinite '\0000\0000\0200\0377'
 for bad in nan infinite; do
   for command in "convert -d" "convert --dtype bfloat16" "quantize --q-group-size 32"; do
     expect 1 "$bad: the tensor " $command --model $bad --mlx-path no
-    expect 1 " has 1 number that is NaN or infinite" $command --model $bad --mlx-path no
+    expect 1 " has 1 value that is NaN or infinite" $command --model $bad --mlx-path no
     [ ! -e no ] || complain "$command wrote a model with NaN"
   done
   expect 0 "warning: $bad: the tensor " quantize --model $bad --mlx-path $bad-q --q-group-size 32 --allow-nonfinite
-  "$program" inspect $bad | grep -q '^warning  *the tensor .* has 1 number that is NaN' || complain "inspect $bad warns of nothing"
+  "$program" inspect $bad | grep -q '^warning  *the tensor .* has 1 value that is NaN' || complain "inspect $bad warns of nothing"
   expect 0 '"numbers": 1' inspect $bad --json
   expect 0 '"nonfinite": null' inspect $bad --json --headers-only
 done
@@ -167,7 +167,7 @@ LC_ALL=C awk 'BEGIN { for (i = 0; i < 64; i++) printf "%c%c%c%c", 255, 255, 255,
 cp -r model many
 size=$(wc -c <many/model.safetensors)
 dd if=ones of=many/model.safetensors bs=1 seek=$((size - 256)) conv=notrunc 2>/dev/null
-expect 1 "numbers that are NaN or infinite" quantize --model many --mlx-path no --q-group-size 32
+expect 1 "values that are NaN or infinite" quantize --model many --mlx-path no --q-group-size 32
 plant model large '\0000\0044\0164\0111'
 expect 0 "16.000 bits" convert --model large --mlx-path large16 --dtype bfloat16
 expect 1 "large, converted to f16: the tensor " convert --model large --mlx-path no --dtype float16
@@ -219,15 +219,15 @@ same "$(grep -c "$warns" err)" 1 "warnings of chat"
 # While a prompt is read: nothing but on a terminal.
 awk 'BEGIN { for (i = 0; i < 20000; i++) printf "%d", i % 10 }' >long.txt
 "$program" generate $on --model model --prompt-file long.txt -m 1 --verbose false >out 2>err || complain "a long prompt: $(cat err)"
-grep -q "reading" err && complain "progress where there is no terminal: $(cat err)"
+grep -q "processing" err && complain "progress where there is no terminal: $(cat err)"
 # Work that is soon done shows none, so the prompt grows until this machine needs long enough.
 if command -v script >/dev/null 2>&1; then
   for count in 20000 80000 320000; do
     awk -v n=$count 'BEGIN { for (i = 0; i < n; i++) printf "%d", i % 10 }' >long.txt
     TERM=xterm script -qec "'$program' generate $on --threads 1 --model model --prompt-file long.txt -m 1" typed >/dev/null </dev/null
-    grep -q "reading the prompt  [0-9]*/$count " typed && break
+    grep -q "processing the prompt  [0-9]*/$count " typed && break
   done
-  grep -q "reading the prompt  [0-9]*/$count " typed || complain "no progress of a long prompt: $(head -c 2000 typed)"
+  grep -q "processing the prompt  [0-9]*/$count " typed || complain "no progress of a long prompt: $(head -c 2000 typed)"
 fi
 
 # ---- an input without an end ----
@@ -265,7 +265,7 @@ expect 0 "Next:" new other --samples 40 --seed 1
 cmp -s again/data/train.jsonl other/data/train.jsonl && complain "new: two seeds give the same samples"
 expect 1 "again: already exists" new again
 expect 1 "lora.yaml: already exists" new lora.yaml
-expect 1 "must be writable" new lora.yaml/inside
+expect 1 "cannot write to this folder" new lora.yaml/inside
 expect 2 "DIR is required" new
 mkdir empty
 (ulimit -f 2 && "$program" new empty) >out 2>&1

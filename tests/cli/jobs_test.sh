@@ -34,22 +34,22 @@ expect 0 "after step" train $scratch --out new --force
 expect 1 "again.state: contains an unfinished run; use --resume, or delete" train $scratch --out again --force
 expect 1 "must be a directory or absent" train $scratch --out bad.jsonl --force
 expect 1 "must be a writable directory" train $scratch --out bad.jsonl/x
-expect 2 "one of --model" train $on --data data --out no
-expect 2 "one of --model" train $scratch --model model --out no
-expect 2 "it needs --from-scratch" train $on --config packed/config.json --data data --out no
+expect 2 "use either --model" train $on --data data --out no
+expect 2 "use either --model" train $scratch --model model --out no
+expect 2 "add --from-scratch" train $on --config packed/config.json --data data --out no
 expect 2 "--out is required" train $scratch
 expect 2 "--data is required" train $on --model model --out no
 expect 2 "--iters" train $scratch --out no --iters 0
 expect 2 "--state ./no must not be --out no; use another --state" train $scratch --out no --state ./no
 mkdir silent && cp data/train.jsonl silent && : >silent/valid.jsonl
-expect 1 "silent/valid.jsonl: must hold samples, or not be there" train $scratch --out no --data silent
+expect 1 "silent/valid.jsonl: must contain samples, got an empty file" train $scratch --out no --data silent
 expect 2 "--learning-rate: must be a number above 0" train $scratch --out no --learning-rate -1
 expect 2 "--weight-decay: must be a number from 0" train $scratch --out no --weight-decay -1
 expect 2 "--clip: must be a number from 0" train $scratch --out no --clip -1
 expect 2 "at least batch_size = 100 samples, got 48" train $scratch --out no --batch-size 100
-expect 1 "nowhere: must be a file or a folder" train $on --model model --data nowhere --out no
-expect 1 "there is no such directory" train $on --model nowhere --data data --out no
-expect 1 "there is no such file" train $on --config nowhere/config.json --from-scratch --data data --out no
+expect 1 "nowhere: no such file or folder" train $on --model model --data nowhere --out no
+expect 1 "no such directory" train $on --model nowhere --data data --out no
+expect 1 "no such file" train $on --config nowhere/config.json --from-scratch --data data --out no
 one_line "bad.jsonl: line 1: a line must be an object with" train $on --model model --data bad.jsonl --out no
 echo '{"text": "abc"}' >letters.jsonl
 one_line "must be in the model's vocabulary of 64, got 97" train $on --model model --data letters.jsonl \
@@ -78,14 +78,14 @@ expect 2 "nesterov needs momentum" train $scratch --out no --optimizer sgd --nes
 expect 2 "beta2 must be in [0, 1)" train $scratch --out no --beta2 1
 expect 2 "--eps: must be a number from 0" train $scratch --out no --eps -1
 expect 0 "after step" train $scratch --out kept --keep-state
-expect 2 "is the state of another run: optimizer must be adamw to go on from it, got lion" \
+expect 2 "is the checkpoint of another run: optimizer must be adamw to resume it, got lion" \
   train $scratch --out kept --state kept.state --resume --optimizer lion --force
 rm -rf kept kept.state
 
 # Ctrl-C, and the command that it tells.
 long="--steps-per-report 100 --save-every 1 --val-batches 0"
 interrupted "a b.state/state.safetensors" train $scratch $long --iters 100000 --out "a b"
-grep -q "which is saved in a b.state; to resume:" err || complain "train, interrupted: $(cat err)"
+grep -q "progress has been saved in a b.state, resume with:" err || complain "train, interrupted: $(cat err)"
 grep -q "^  .*mlxtape train .* --out 'a b' --resume$" err || complain "train, interrupted: $(cat err)"
 [ ! -e "a b" ] || complain "train, interrupted, wrote its output"
 step=$(sed -n 's/^stopped after step \([0-9]*\) of.*/\1/p' err)
@@ -95,12 +95,12 @@ grep -q "resumed after step $step" err || complain "resumed: $(cat err)"
 expect 0 "steps" train $scratch $long --iters $((step + 2)) --out whole
 same_files "a b/model.safetensors" whole/model.safetensors "an interrupted run and a whole one"
 expect 1 "whole: already exists" train $scratch $long --iters 4 --out whole --resume
-expect 2 "is the state of another run: learning_rate must be" train $scratch $long --out c --state "a b.state" \
+expect 2 "is the checkpoint of another run: learning_rate must be" train $scratch $long --out c --state "a b.state" \
   --resume --learning-rate 0.5
-expect 2 "is the state of another run: training data must be" train $scratch $long --out c --state "a b.state" \
+expect 2 "is the checkpoint of another run: training data must be" train $scratch $long --out c --state "a b.state" \
   --resume --data data/valid.jsonl --batch-size 8
-expect 2 "steps behind it" train $scratch $long --out c --state "a b.state" --resume --iters 1
-expect 0 "c.state: contains no run yet, starting one" train $scratch --out c --resume
+expect 2 "steps, so iterations must be at least that" train $scratch $long --out c --state "a b.state" --resume --iters 1
+expect 0 "c.state: contains no unfinished run; starting a new one" train $scratch --out c --resume
 
 # Losses that run away: one line, the state before stays, nothing is written.
 one_line "must be finite" train $scratch --out no --learning-rate 1e30 --clip 0 --quiet
@@ -163,7 +163,7 @@ END
 expect 0 "after step" $tune -c optimizer.json --iters 2 --adapter-path byfile --keep-state
 expect 0 "after step" $tune --optimizer adamw --beta1 0.8 --beta2 0.95 --weight-decay 0.1 --iters 2 --adapter-path byflags
 same_files byfile/adapters.safetensors byflags/adapters.safetensors "lora with an optimizer from a file and from flags"
-expect 2 "optimizer must be adamw to go on from it, got sgd" $tune -c optimizer.json --adapter-path byfile --resume --optimizer sgd
+expect 2 "optimizer must be adamw to resume it, got sgd" $tune -c optimizer.json --adapter-path byfile --resume --optimizer sgd
 for optimizer in sgd muon lion; do
   expect 0 "after step" $tune --optimizer $optimizer --iters 2 --adapter-path by.$optimizer
 done
@@ -172,7 +172,7 @@ expect 2 "adafactor is not supported" $tune -c adafactor.json --adapter-path no
 echo '{"optimizer_config": {"adam": {"betas": 0.9}}}' >betas.json
 expect 1 "optimizer_config.adam.betas must be two numbers, got 0.9" $tune -c betas.json --adapter-path no
 echo '{"lr_schedule": {"name": "cosine_decay"}}' >schedule.json
-expect 1 "lr_schedule: there is no such setting here" lora $on -c schedule.json
+expect 1 "lr_schedule: unknown setting" lora $on -c schedule.json
 echo '{"iters": "many"}' >many.json
 expect 2 "--iters" lora $on -c many.json
 expect 1 "nowhere.json" lora $on -c nowhere.json
@@ -213,25 +213,25 @@ same "$("$program" eval $on --model packed --data data --adapter-path adapters -
 # ---- dwq ----
 
 teach="dwq $on --model model --bits 2 --group-size 32 --data-path data --batch-size 8 --learning-rate 1e-3 --save-every 2"
-expect 0 "% less" $teach --mlx-path taught
+expect 0 "% lower" $teach --mlx-path taught
 expect 0 "2 bits" inspect taught
 expect 0 '"kl_after"' $teach --mlx-path stored --target-dir targets --json
 [ -e targets/manifest.json ] || complain "dwq --target-dir wrote no manifest"
 expect 0 "the targets of 7 batches" $teach --target-dir targets --targets-only
 expect 2 "batch_size must be 4, got 8" $teach --mlx-path no --target-dir targets --batch-size 4
 expect 0 "bits per weight" quantize --model model --mlx-path two --q-bits 2 --q-group-size 32
-expect 0 "% less" $teach --quantized-model two --mlx-path same
+expect 0 "% lower" $teach --quantized-model two --mlx-path same
 same_files taught/model.safetensors same/model.safetensors "dwq of a student that was there and of one made"
-expect 0 "% less" $teach --data-path data/train.jsonl --mlx-path drawn --num-samples 16 --num-valid-samples 4
-expect 2 "is packed itself" dwq $on --model packed --data-path data --mlx-path no
+expect 0 "% lower" $teach --data-path data/train.jsonl --mlx-path drawn --num-samples 16 --num-valid-samples 4
+expect 2 "is already quantised" dwq $on --model packed --data-path data --mlx-path no
 expect 2 "--data-path is required" dwq $on --model model --mlx-path no
 expect 2 "--targets-only needs --target-dir" $teach --targets-only
 expect 1 "taught: already exists" $teach --mlx-path taught
 one_line "must be finite" $teach --mlx-path no --learning-rate 1e38 --quiet
 rm -rf no.state
 interrupted late.state/state.safetensors $teach --save-every 1 --batch-size 1 --steps-per-eval 1 --mlx-path late
-expect 0 "% less" $teach --save-every 1 --batch-size 1 --steps-per-eval 1 --mlx-path late --resume
-expect 0 "% less" $teach --save-every 1 --batch-size 1 --steps-per-eval 1 --mlx-path ontime
+expect 0 "% lower" $teach --save-every 1 --batch-size 1 --steps-per-eval 1 --mlx-path late --resume
+expect 0 "% lower" $teach --save-every 1 --batch-size 1 --steps-per-eval 1 --mlx-path ontime
 same_files late/model.safetensors ontime/model.safetensors "dwq, interrupted and not"
 
 # ---- demo ----
@@ -240,13 +240,13 @@ show="demo $on --iters 12 --cases 5"
 expect 0 "report.html" $show --out shown
 [ ! -e shown/state ] || complain "demo left its state"
 interrupted shown2/state/training/state.safetensors $show --seconds 1000 --out shown2
-grep -q "stopped while training, which is saved in shown2/state; to resume:" err || complain "demo, interrupted: $(cat err)"
+grep -q "stopped while training; progress has been saved in shown2/state, resume with:" err || complain "demo, interrupted: $(cat err)"
 grep -q -- "--out shown2 --resume$" err || complain "demo, interrupted: $(cat err)"
 expect 1 "shown2/state: contains an unfinished demo; use --resume" $show --out shown2
-expect 2 "is the state of another run: seed must be 1" $show --out shown2 --resume --seed 2
-expect 2 "is the state of another run: iterations must be 12" $show --out shown2 --resume --iters 13
+expect 2 "is the checkpoint of another run: seed must be 1" $show --out shown2 --resume --seed 2
+expect 2 "is the checkpoint of another run: iterations must be 12" $show --out shown2 --resume --iters 13
 # What was refused has changed nothing.
-expect 0 "training goes on after step" $show --seconds 1000 --out shown2 --resume
+expect 0 "training resumed after step" $show --seconds 1000 --out shown2 --resume
 # Every score of the whole run is there again, of this training and of this alone.
 for all in shown shown2; do
   sed -n '/"held_out": /,/"expert_shares"/p' $all/demo.json >$all.points
@@ -257,7 +257,7 @@ same_files shown/2bit-dwq/model.safetensors shown2/2bit-dwq/model.safetensors "d
 interrupted shown3/state/distilling/state.safetensors $show --threads 1 --out shown3
 dead=$(sh -c 'echo $$')
 for name in state/progress.json demo.json tokenizer/tokenizer.json; do : >"shown3/$name.tmp$dead.0"; done
-expect 0 "training goes on after step 12" $show --out shown3 --resume
+expect 0 "training resumed after step 12" $show --out shown3 --resume
 same_files shown/2bit-dwq/model.safetensors shown3/2bit-dwq/model.safetensors "demo, interrupted late and not"
 [ ! -e shown3/state ] || complain "demo left $(ls shown3/state)"
 # Scores of steps that were lost, as the state of an earlier one is back, are found out again.
@@ -270,7 +270,7 @@ sed -n '/"held_out": /,/"expert_shares"/p' shown4/demo.json >shown4.points
 same_files shown.points shown4.points "scores of a demo that lost steps and of one that did not"
 interrupted shown4/state/training/state.safetensors $show --out shown4
 sed -i 's/"peak_bytes": /&1/' shown4/state/progress.json
-one_line "progress.json: is damaged (its text is not what was written (checksum)); delete shown4/state to start over" \
+one_line "progress.json: is damaged (its content does not match its checksum); delete shown4/state to start over" \
   $show --out shown4 --resume
 echo '{"iterations": "many"}' >shown4/state/progress.json
 one_line "progress.json: is damaged" $show --out shown4 --resume
@@ -322,7 +322,7 @@ same_files dynamic/model.safetensors dynamic2/model.safetensors "dynamic-quant f
 expect 0 '"threshold": null' $pack --sensitivities model_sensitivities.json --target-bpw 30 --mlx-path dynamic3 --json
 expect 0 " modules" $pack --sensitivities model_sensitivities.json --target-bpw 30 --mlx-path dynamic4
 expect 2 "--target-bpw: must be a number above 0" $pack --sensitivities model_sensitivities.json --target-bpw nan --mlx-path dynamic5
-expect 2 "--sensitivities is needed" $pack --mlx-path no
+expect 2 "--sensitivities is required" $pack --mlx-path no
 expect 2 "--high-bits must be above" $pack $rows --mlx-path no --high-bits 2
 expect 2 "target" $pack --sensitivities model_sensitivities.json --mlx-path no --target-bpw 1
 mkdir early
@@ -336,20 +336,20 @@ expect 0 "perplexity  " eval $on --model model --data data/test.jsonl --sequence
 same "$("$program" eval $on --model model --data data --sequence-length 16 | grep perplexity)" \
   "$("$program" perplexity $on --model model --data-path data/test.jsonl --sequence-length 16 | grep perplexity)" \
   "eval of a folder and of its test"
-expect 0 "the same first choice  100.0 ± 0.0 %" eval $on --model model --reference model --data data --sequence-length 16
+expect 0 "top-1 agreement      100.0 ± 0.0 %" eval $on --model model --reference model --data data --sequence-length 16
 expect 0 '"top1_agreement"' eval $on --model two --reference model --data data --sequence-length 16 --json
 # Answers alone: what lora's test tells.
 "$program" eval $on --model packed --data data --mask-prompt --adapter-path adapters --json >out || complain "eval --mask-prompt"
 "$program" lora $on --model packed --data data --mask-prompt --test --json >out2 || complain "lora --test --mask-prompt"
 same "$(sed -n 's/.*"loss": \(.....\).*/\1/p' out)" "$(sed -n 's/.*"test_loss": \(.....\).*/\1/p' out2)" "answers alone"
 same "$(sed -n 's/.*"tokens": \([0-9]*\).*/\1/p' out)" "$(sed -n 's/.*"test_tokens": \([0-9]*\).*/\1/p' out2)" "answers alone"
-expect 1 "needs samples with an answer" eval $on --model model --data data --mask-prompt --sequence-length 3
+expect 1 "needs samples with a completion" eval $on --model model --data data --mask-prompt --sequence-length 3
 expect 2 "--data is required" eval $on --model model
 expect 2 "must" eval $on --model model --data data --sequence-length 4000
-expect 0 "same first choice" compare model two --data data --sequence-length 16 --prompt-tokens 32 -m 8 $on
+expect 0 "top-1 agreement" compare model two --data data --sequence-length 16 --prompt-tokens 32 -m 8 $on
 expect 0 '"kl_of_b_to_a"' compare model two --data data --sequence-length 16 --prompt-tokens 32 -m 8 $on --json
 expect 2 "B is required" compare model --data data
-expect 1 "there is no such directory" compare model nowhere --data data
+expect 1 "no such directory" compare model nowhere --data data
 
 [ ! -e no ] || complain "a command that failed left its output"
 same "$(find . -name '*.tmp*' -o -name '*.old' | wc -l)" 0 "files left behind"

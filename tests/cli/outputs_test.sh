@@ -103,7 +103,7 @@ rm -r swept.tmp123.1 vict.tmp999999.2024
 mkdir -p own/full other && echo '{"mine": 1}' >other/demo.json
 echo '{}' >own/demo.json && cp two/config.json own/full && echo x >own/full/notes.txt
 refuses 1 "own/full: contains notes.txt, which is not part of a model" demo $on --iters 2 --cases 5 --out own
-refuses 1 "other: already exists and is not a demo's" demo $on --iters 2 --cases 5 --out other
+refuses 1 "other: already exists and was not written by demo" demo $on --iters 2 --cases 5 --out other
 
 # ---- an output is no input ----
 
@@ -173,7 +173,7 @@ rm afile astray
 # ---- adapters ----
 
 mkdir tuned && echo '{"mine": 1}' >tuned/adapter_config.json
-refuses 1 "tuned/adapter_config.json: already exists and is not of adapters" $tune tuned --force
+refuses 1 "tuned/adapter_config.json: already exists and is not an adapter file" $tune tuned --force
 mkdir best && echo mine >best/best.safetensors
 refuses 1 "best/best.safetensors: already exists; use --force to overwrite, or another --adapter-path" $tune best
 mkdir links && echo precious >precious
@@ -194,7 +194,7 @@ same_files last/adapters.safetensors adapters/adapters.safetensors "lora with --
 mkdir -p written
 for name in adapters.safetensors 0000001_adapters.safetensors best.safetensors; do
   rm -f written/* && cp adapters/adapter_config.json written && echo mine >written/$name
-  refuses 1 "written/$name: already exists and is not of adapters, so --force does not overwrite it" $tune written --force
+  refuses 1 "written/$name: already exists and is not an adapter file, so --force does not overwrite it" $tune written --force
 done
 
 # ---- sensitivities ----
@@ -203,7 +203,7 @@ measure="${pack% --sensitivities*} --data-path data --sequence-length 16"
 mv model_sensitivities.json kept.json
 for text in '{"mine": 1}' '["mine"]' mine; do
   echo "$text" >model_sensitivities.json
-  refuses 1 "it is no list of sensitivities, so --force does not overwrite it" $measure --mlx-path dynamic --force
+  refuses 1 "it is not a list of sensitivities, so --force does not overwrite it" $measure --mlx-path dynamic --force
 done
 cp kept.json model_sensitivities.json
 # What is there is replaced only once there is a model.
@@ -219,12 +219,12 @@ same_files model_sensitivities.json kept.json "sensitivities that were measured 
 
 mkdir mine && echo precious >mine/best.safetensors
 for command in "$scratch new" "$scratch new --force" "$scratch new --resume" "$tuned new" "$teach new"; do
-  refuses 1 "mine/best.safetensors: already exists and belongs to no run here" $command --state mine
+  refuses 1 "mine/best.safetensors: already exists, belongs to no run, and would be overwritten" $command --state mine
 done
 cp adapters/adapters.safetensors mine/best.safetensors # also one in the right format
-refuses 1 "mine/best.safetensors: already exists and belongs to no run here" $scratch new --state mine
+refuses 1 "mine/best.safetensors: already exists, belongs to no run, and would be overwritten" $scratch new --state mine
 mv mine/best.safetensors mine/state.safetensors
-refuses 1 "mine/state.safetensors: already exists and is not the state of a run; use another --state" $scratch new --state mine
+refuses 1 "mine/state.safetensors: already exists and is not the checkpoint of a run; use another --state" $scratch new --state mine
 mv mine/state.safetensors mine/weights.safetensors && echo mine >mine/other.safetensors.tmp12.0
 ln -s nowhere mine/state.safetensors
 refuses 1 "mine/state.safetensors: already exists" $scratch new --state mine
@@ -235,7 +235,7 @@ same "$before" "$(contents mine)" "a user's files in the folder of a state"
 # One that a run did not write, which comes while it is stopped.
 interrupted mine/state.safetensors $scratch later --state mine --iters 100000
 echo precious >mine/best.safetensors
-refuses 1 "mine/best.safetensors belongs to another run than the state beside it" \
+refuses 1 "mine/best.safetensors belongs to another run than the checkpoint next to it" \
   $scratch later --state mine --iters 100000 --resume
 rm -r mine new
 
@@ -298,7 +298,7 @@ rm -r gone.state
 kill -INT $job
 wait $job
 same $? 1 "a run whose state was removed"
-grep -q "the state of step 0 is lost: .*gone.state/state.safetensors: is missing" err || complain "state removed: $(cat err)"
+grep -q "the checkpoint of step 0 is lost: .*gone.state/state.safetensors: is missing" err || complain "state removed: $(cat err)"
 if grep -q -- "--resume\|saved in" err; then complain "state removed: $(cat err)"; fi
 
 # Two runs that make one folder: the second to end keeps its state, and the first's model.
@@ -309,7 +309,7 @@ cp -r two race
 before=$(contents race)
 wait $job
 same $? 1 "the second of two runs that make one folder"
-grep -q "race: was made by another run meanwhile, and is left as it is; after fixing this, resume with: " err ||
+grep -q "race: was created by another run in the meantime and is left as it is; use another path; after fixing this, resume with: " err ||
   complain "two runs: $(cat err)"
 same "$before" "$(contents race)" "a folder that another run made"
 mv race first
@@ -326,7 +326,7 @@ kill -HUP $job
 kill -HUP $job 2>/dev/null
 wait $job
 same $? 130 "train and SIGHUP"
-grep -q "which is saved in hung.state; to resume:" err || complain "train and SIGHUP: $(cat err)"
+grep -q "progress has been saved in hung.state, resume with:" err || complain "train and SIGHUP: $(cat err)"
 expect 0 "resumed after step" $scratch hung --resume --iters $(($(sed -n 's/^stopped after step \([0-9]*\) of.*/\1/p' err) + 1))
 nohup "$program" $scratch kept $long >out 2>err &
 job=$!

@@ -43,7 +43,8 @@ TEST(CliSuggestion, WordsOfOtherPrograms) {
   EXPECT_EQ(suggestion("run", kTop), "Did you mean generate or chat?");
   EXPECT_EQ(suggestion("finetune", kTop), "Did you mean lora?");
   EXPECT_EQ(suggestion("--lora", kGenerate), "Did you mean --adapter-path?");
-  EXPECT_EQ(suggestion("--ctx-size", kGenerate), "Leave it out: memory grows with the text.");
+  EXPECT_EQ(suggestion("--ctx-size", kGenerate),
+            "It is not needed: the cache grows with the text.");
   EXPECT_EQ(suggestion("--ctx-size", Known{{"--max-context"}, {}}), "Did you mean --max-context?");
   EXPECT_EQ(suggestion("--output", kQuantize), "Did you mean --mlx-path?");
   EXPECT_EQ(suggestion("-o", kQuantize), "Did you mean --mlx-path?");
@@ -52,7 +53,7 @@ TEST(CliSuggestion, WordsOfOtherPrograms) {
 }
 
 TEST(CliSuggestion, RightWordsInTheWrongPlace) {
-  EXPECT_EQ(suggestion("--temp", kGenerate), "It belongs after its command.");
+  EXPECT_EQ(suggestion("--temp", kGenerate), "Put it after its command.");
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ TEST(Tasks, WhatIsNoCase) {
       ADD_FAILURE() << prompt;
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Errc::kArgument) << prompt;
-      EXPECT_NE(std::string(e.what()).find("a prompt must be as 'plus 37+25>', got '"),
+      EXPECT_NE(std::string(e.what()).find("a prompt must look like 'plus 37+25>', got '"),
                 std::string::npos);
     }
   }
