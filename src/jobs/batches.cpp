@@ -115,9 +115,10 @@ Batches::Batches(std::vector<Sample> samples, const BatchOptions& options)
     return first_learned(*sample, options) < tokens_of(*sample, options) - 1;
   };
   if (std::none_of(impl_->order.begin(), impl_->order.end(), learns)) {
-    throw Error(Errc::kArgument,
-                "batches: something must be left to learn, got samples whose first " +
-                    std::to_string(options.max_tokens) + " tokens are all prompt");
+    throw Error(
+        Errc::kArgument,
+        "batches: a sample must have tokens that the loss counts, got samples whose first " +
+            std::to_string(options.max_tokens) + " tokens are all prompt");
   }
 }
 
@@ -173,15 +174,15 @@ DataSet pick_samples(const std::vector<Sample>& samples, std::int64_t train, std
                      std::uint32_t seed) {
   if (train < 1 || valid < 1) {
     throw Error(Errc::kArgument,
-                "data: at least one sample must be for training and one for the validation, got " +
+                "data: at least one sample is needed for training and one for validation, got " +
                     std::to_string(train) + " and " + std::to_string(valid));
   }
   const auto all = static_cast<std::int64_t>(samples.size());
   if (all < 2) {
-    throw Error(Errc::kArgument,
-                "data: there must be at least 2 samples, one to learn from and one to validate by, "
-                "got " +
-                    std::to_string(all));
+    throw Error(
+        Errc::kArgument,
+        "data: there must be at least 2 samples, one for training and one for validation, got " +
+            std::to_string(all));
   }
   if (all - valid < train) {
     valid = std::clamp<std::int64_t>(all / 8, 1, valid);

@@ -26,7 +26,7 @@ ChatSession::ChatSession(CommandEncoder& encoder, const models::Model& model,
                          const formats::Tokenizer& tokenizer, ChatSettings options)
     : encoder_(encoder), model_(model), tokenizer_(tokenizer), options_(std::move(options)) {
   if (tokenizer.chat_template() == nullptr) {
-    throw Error(Errc::kArgument, "chat: the model must have a chat template, and has none");
+    throw Error(Errc::kArgument, "chat: the model must have a chat template, got none");
   }
   if (options_.max_context == 0) options_.max_context = model.config.plan.max_positions;
   if (options_.generate.max_tokens < 1 || options_.max_context < 1 || options_.first_room < 1) {
@@ -72,9 +72,10 @@ Reply ChatSession::say(const std::string& text) {
   const std::int64_t stable = common_prefix(encode(messages, false), prompt);
   const auto length = static_cast<std::int64_t>(prompt.size());
   if (length == 0 || length >= options_.max_context) {
-    throw Error(Errc::kArgument, "chat: all turns together must have 1 to " +
+    throw Error(Errc::kArgument, "chat: the whole conversation must have 1 to " +
                                      std::to_string(options_.max_context - 1) + " tokens, got " +
-                                     std::to_string(length) + ": begin anew, or allow for more");
+                                     std::to_string(length) +
+                                     "; start a new chat, or raise the maximum context");
   }
   GenerateOptions options = options_.generate;
   options.max_tokens = std::min(options.max_tokens, options_.max_context - length);

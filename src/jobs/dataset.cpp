@@ -22,13 +22,13 @@ const char* kind_of(const Json& value) {
   if (value.is_null()) return "null";
   if (value.is_bool()) return "a bool";
   if (value.is_number()) return "a number";
-  if (value.is_string()) return "a text";
+  if (value.is_string()) return "a string";
   return value.is_array() ? "an array" : "an object";
 }
 
 const std::string& text_of(const Json& value, const char* key, const std::string& where) {
   if (!value.is_string()) {
-    fail(where, std::string("\"") + key + "\" must be a text, got " + kind_of(value));
+    fail(where, std::string("\"") + key + "\" must be a string, got " + kind_of(value));
   }
   return value.string();
 }
@@ -64,8 +64,8 @@ class Reader {
                (line.is_object() ? "one without" : kind_of(line)));
     }
     if (sample.tokens.size() < 2) {
-      fail(where, "a sample must have at least 2 tokens, one to predict the other from, got " +
-                      std::to_string(sample.tokens.size()));
+      fail(where,
+           "a sample must have at least 2 tokens, got " + std::to_string(sample.tokens.size()));
     }
     cut(sample);
     return sample;
@@ -166,7 +166,7 @@ std::string file_of(const std::string& folder, const std::string& name) {
   const bool has_lines = std::filesystem::exists(lines, none);
   const bool has_text = std::filesystem::exists(text, none);
   if (has_lines && has_text) {
-    fail(folder, "must hold one of " + name + ".jsonl and " + name + ".txt, got both");
+    fail(folder, "must contain either " + name + ".jsonl or " + name + ".txt, got both");
   }
   if (has_lines) return lines;
   return has_text ? text : "";
@@ -175,7 +175,8 @@ std::string file_of(const std::string& folder, const std::string& name) {
 std::vector<Sample> read_some(const std::string& file, const Tokenizer& tokenizer,
                               const DataOptions& options) {
   std::vector<Sample> samples = read_samples(file, tokenizer, options);
-  if (samples.empty()) fail(file, "must hold samples, or not be there, got an empty file");
+  if (samples.empty())
+    fail(file, "must contain samples, got an empty file; add some, or delete it");
   return samples;
 }
 
@@ -190,7 +191,7 @@ std::vector<Sample> read_samples(const std::string& file, const Tokenizer& token
   const Reader reader(tokenizer, options);
   const bool is_text = file.ends_with(".txt");
   if (!is_text && !file.ends_with(".jsonl")) {
-    fail(file, "must be a .jsonl or a .txt file, or a folder with such");
+    fail(file, "must be a .jsonl or .txt file, or a folder with such files");
   }
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   if (is_text) {
@@ -215,14 +216,14 @@ std::vector<Sample> read_samples(const std::string& file, const Tokenizer& token
 
 DataSet read_data(const std::string& path, const Tokenizer& tokenizer, const DataOptions& options) {
   std::error_code none;
-  if (!std::filesystem::exists(path, none)) fail(path, "must be a file or a folder, got nothing");
+  if (!std::filesystem::exists(path, none)) fail(path, "no such file or folder");
   if (!std::filesystem::is_directory(path, none)) {
     return {read_some(path, tokenizer, options), {}, {}};
   }
   const std::string train = file_of(path, "train"), valid = file_of(path, "valid"),
                     test = file_of(path, "test");
   if (train.empty() && valid.empty() && test.empty()) {
-    fail(path, "must hold train, valid or test, each .jsonl or .txt, got none of them");
+    fail(path, "must contain train, valid or test, each .jsonl or .txt, got none of them");
   }
   DataSet data;
   if (!train.empty()) data.train = read_some(train, tokenizer, options);

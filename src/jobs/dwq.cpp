@@ -102,7 +102,7 @@ class Distiller {
       sum += static_cast<double>(value) * static_cast<double>(batch.counted);
       tokens += static_cast<double>(batch.counted);
     }
-    if (tokens == 0) wrong("the validation must have a target that counts, got none");
+    if (tokens == 0) wrong("the validation set must have a token to score, got none");
     return sum / tokens;
   }
 
@@ -165,10 +165,10 @@ class Distiller {
 void check(const models::Model& student, const DwqTeacher& teacher, const Batches& train,
            const DwqOptions& options) {
   if ((teacher.model == nullptr) == (teacher.targets == nullptr)) {
-    wrong("there must be either a teacher's model or its targets");
+    wrong("the teacher must be either a model or stored targets");
   }
   if (dwq_trainables(student).empty()) {
-    wrong("the student must have weights packed in less than 8 bits, got none");
+    wrong("the student must have weights quantised to fewer than 8 bits, got none");
   }
   if (teacher.model != nullptr &&
       teacher.model->config.plan.vocabulary != student.config.plan.vocabulary) {
@@ -207,9 +207,9 @@ FitOptions fit_options(const models::Model& student, const DwqTeacher& teacher,
 }
 
 std::string line_of(const DwqResult& r) {
-  return "the loss over the validation set ended at " + std::to_string(r.final) +
-         ", above where it began, at " + std::to_string(r.initial) +
-         ": the student has the values of step " + std::to_string(r.fit.held_step) + ", with " +
+  return "the final validation loss, " + std::to_string(r.final) +
+         ", is higher than the initial one, " + std::to_string(r.initial) +
+         ": the student has the weights of step " + std::to_string(r.fit.held_step) + ", with " +
          std::to_string(r.kept);
 }
 

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 using formats::Json;
 
 constexpr const char* kHash = "hash";
-constexpr const char* kMadeAnew = ": remove this file, and it is made anew";
+constexpr const char* kMadeAnew = ": delete this file, and it will be written again";
 constexpr const char* kFormat = "mlxtape targets 2";
 
 // All of a small file. Of a large one its first MiB, where the header is, and 1024 pieces of the rest, far from each other:
@@ -41,7 +41,7 @@ void check_plan(const TargetsPlan& plan) {
   const auto wrong = [](const std::string& what) {
     throw Error(Errc::kArgument, "targets: " + what);
   };
-  if (plan.train == nullptr || plan.valid == nullptr) wrong("there must be train and valid");
+  if (plan.train == nullptr || plan.valid == nullptr) wrong("train and valid must be given");
   if (plan.k < 1) wrong("k must be at least 1, got " + std::to_string(plan.k));
   if (plan.train_batches < 0) {
     wrong("train_batches must be at least 0, got " + std::to_string(plan.train_batches));
@@ -84,8 +84,8 @@ void check_manifest(const std::string& folder, const Json& want) {
   const auto differ = [&](const std::string& key, const std::string& has, const Json& asked) {
     throw Error(Errc::kArgument, path + ": " + key + " must be " + asked.dump() + ", got " +
                                      shown(has) +
-                                     ": these targets were made from something else; use another "
-                                     "folder, or remove this one");
+                                     ": these targets were made for another run; use another "
+                                     "folder, or delete this one");
   };
   for (const auto& [key, value] : want.object()) {
     const Json* found = got.find(key);
@@ -181,8 +181,8 @@ WroteTargets write_targets(CommandEncoder& encoder, const models::Model& teacher
     for (const char* split : {"/train", "/valid"}) {
       if (fs::exists(folder + split, failed) && !fs::is_empty(folder + split, failed)) {
         throw Error(Errc::kIo, folder + split +
-                                   ": holds targets, but there is no manifest.json that says what "
-                                   "they were made from; remove them, or take another folder");
+                                   ": contains targets but no manifest.json, which records what "
+                                   "they were made from; delete them, or use another folder");
       }
       fs::create_directories(folder + split, failed);
       if (failed) {
@@ -219,8 +219,8 @@ Targets::Targets(std::string folder, const TargetsPlan& plan, std::int64_t vocab
   check_plan(plan);
   train_batches_ = train_batches_of(plan);
   if (!fs::exists(manifest_path(folder_))) {
-    throw Error(Errc::kIo, manifest_path(folder_) +
-                               ": there must be one, which says what the targets were made from");
+    throw Error(Errc::kIo,
+                manifest_path(folder_) + ": missing; it records what the targets were made from");
   }
   const Json manifest = manifest_of(plan, vocabulary);
   check_manifest(folder_, manifest);
@@ -231,8 +231,8 @@ Targets::Targets(std::string folder, const TargetsPlan& plan, std::int64_t vocab
       const std::string path = file_of(folder_, train, i);
       if (fs::exists(path)) continue;
       throw Error(Errc::kIo, path +
-                                 ": the targets are not complete, this batch's are missing: "
-                                 "write them again to go on from here");
+                                 ": missing, so the targets are incomplete; write them again "
+                                 "to continue from here");
     }
   }
 }
@@ -261,9 +261,10 @@ BatchTargets Targets::load(CommandEncoder& encoder, bool train, std::int64_t num
   }
   const auto written = file.metadata().find(kHash);
   if (written == file.metadata().end() || written->second != hash.digits()) {
-    throw Error(Errc::kIo, path + ": must hold what was written there, whose hash is " +
-                               (written == file.metadata().end() ? "not in it" : written->second) +
-                               ", got " + hash.digits() + kMadeAnew);
+    throw Error(Errc::kIo,
+                path + ": the content must match its hash, " +
+                    (written == file.metadata().end() ? "which is missing" : written->second) +
+                    ", got " + hash.digits() + kMadeAnew);
   }
   const Shape rows{batch.rows * batch.length, k_};
   return {encoder.place(values.reshape(rows)), encoder.place(indices.reshape(rows))};

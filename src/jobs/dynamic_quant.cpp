@@ -115,8 +115,8 @@ void require_target(const models::Model& model, double target_bits,
   const double least = bits_per_weight(
       model, [&](const models::Part& part) { return packing_of(part, options, false); });
   if (least > target_bits) {
-    wrong("the target must be at least the " + std::to_string(least) +
-          " bits per weight that the model has with low alone, got " + std::to_string(target_bits));
+    wrong("the target must be at least " + std::to_string(least) +
+          " bits per weight, the model's size with low alone, got " + std::to_string(target_bits));
   }
 }
 
@@ -131,7 +131,7 @@ DynamicPacking choose_packing(const models::Model& model, const Sensitivities& v
     known.insert(part.name);
     if (!is_measured(part, options)) continue;
     const auto found = of.find(part.name);
-    if (found == of.end()) wrong("there must be a sensitivity of " + part.name);
+    if (found == of.end()) wrong("there must be a sensitivity for " + part.name + ", got none");
     if (!std::isfinite(found->second)) {
       wrong("the sensitivity of " + part.name + " must be finite, got " +
             text_of_nonfinite(found->second));
@@ -139,7 +139,7 @@ DynamicPacking choose_packing(const models::Model& model, const Sensitivities& v
     measured.emplace_back(part.name, found->second);
   }
   for (const auto& [path, value] : values) {
-    if (known.count(path) == 0) wrong(path + " must be a weight of the model");
+    if (known.count(path) == 0) wrong(path + " has a sensitivity but is not a weight of the model");
   }
 
   const auto packing_at = [&](double threshold) {

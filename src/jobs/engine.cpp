@@ -115,7 +115,7 @@ std::int64_t Engine::Impl::admit(Request request) {
     most = fits;
     least = lost;
   }
-  if (best < 0) throw wrong("all " + std::to_string(options.slots) + " slots are taken");
+  if (best < 0) throw wrong("all " + std::to_string(options.slots) + " slots are in use");
   Slot& slot = at(best);
   go_back(best, most);
   slot.request = std::move(request);
@@ -307,8 +307,8 @@ std::vector<Choice> Engine::Impl::run() {
     if (slot.phase == Phase::kReading) room = std::max(room, std::ssize(slot.past) + 1);
   }
   if (longest > options.context) {
-    throw wrong("a sequence has as many tokens as the context, " + std::to_string(options.context) +
-                ": cancel it before");
+    throw wrong("a sequence has reached the context length, " + std::to_string(options.context) +
+                ": cancel it first");
   }
   make_room(std::max(longest, room), 0);
   for (std::int64_t s = 0; s < options.slots; ++s) {
@@ -376,7 +376,7 @@ std::vector<Score> Engine::take_scores(std::int64_t slot) {
 void Engine::cancel(std::int64_t slot) {
   Slot& own = impl_->at(slot);
   if (own.phase == Phase::kFree) {
-    throw wrong("slot " + std::to_string(slot) + " must be taken");
+    throw wrong("slot " + std::to_string(slot) + " must be in use");
   }
   impl_->unpark(slot);
   own.phase = Phase::kFree;

@@ -122,7 +122,7 @@ class Evaluator {
   }
 
   Evaluation result() const {
-    if (loss_.count() == 0) wrong("there must be a target that counts, got none");
+    if (loss_.count() == 0) wrong("there must be a token to score, got none");
     Evaluation e;
     e.tokens = loss_.count();
     e.loss = loss_.value();
@@ -198,7 +198,7 @@ class Evaluator {
 
 void check(const models::Model& model, const models::Model* reference,
            const std::vector<Batch>& batches, const EvaluateOptions& options) {
-  if (batches.empty()) wrong("there must be a batch");
+  if (batches.empty()) wrong("there must be at least one batch, got none");
   if (options.chunk_rows < 0) {
     wrong("chunk_rows must be at least 0, got " + std::to_string(options.chunk_rows));
   }
@@ -214,7 +214,7 @@ void check(const models::Model& model, const models::Model* reference,
 
 std::vector<Batch> rows_of_length(const std::vector<Sample>& samples, std::int64_t length,
                                   std::int64_t batch_size, std::int64_t most) {
-  if (length < 2) wrong("rows must be of at least 2 tokens, got " + std::to_string(length));
+  if (length < 2) wrong("rows must have at least 2 tokens, got " + std::to_string(length));
   if (batch_size < 1) wrong("batch_size must be at least 1, got " + std::to_string(batch_size));
   std::vector<std::int32_t> all;
   for (const Sample& sample : samples) {
@@ -222,8 +222,8 @@ std::vector<Batch> rows_of_length(const std::vector<Sample>& samples, std::int64
   }
   std::int64_t rows = static_cast<std::int64_t>(all.size()) / length;
   if (rows == 0) {
-    wrong("the samples must have at least a row's " + std::to_string(length) + " tokens, got " +
-          std::to_string(all.size()));
+    wrong("the samples must have at least the " + std::to_string(length) +
+          " tokens of one row, got " + std::to_string(all.size()));
   }
   if (most > 0) rows = std::min(rows, most);
   std::vector<Batch> batches;

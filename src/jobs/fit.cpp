@@ -31,12 +31,13 @@ class Fit {
         state_(options, task.validate != nullptr),
         device_step_(encoder, task.objective, options, slots_) {
     if (&encoder.device() != task.trainables.front().tensor.device()) {
-      throw wrong(Errc::kDevice, "what is trained must be on " + encoder.device().name());
+      throw wrong(Errc::kDevice, "trained parameters must be on " + encoder.device().name());
     }
     const RunFolder& folder = state_.folder();
     if (folder.has_state() && !options.resume) {
       throw wrong(Errc::kArgument,
-                  folder.state() + " is the state of a run: resume it, or take another folder");
+                  folder.state() +
+                      " is the checkpoint of an unfinished run: resume it, or use another folder");
     }
     slots_ = make_slots(encoder, *options.optimiser, task.trainables);
   }
@@ -83,21 +84,20 @@ void Fit::begin() {
     const std::int64_t best = progress_.best_step;
     std::error_code none;
     if (best < 0 && std::filesystem::exists(state_.folder().best(), none)) {
-      throw wrong(Errc::kIo,
-                  state_.folder().best() + " belongs to another run than the state beside it");
+      throw wrong(Errc::kIo, state_.folder().best() +
+                                 " belongs to another run than the checkpoint next to it");
     }
     if (best >= 0 && !state_.has_best(best)) {
       if (best != progress_.step) {
-        throw wrong(Errc::kIo, state_.folder().best() + " must be of step " + std::to_string(best) +
-                                   ", as the state beside it says");
+        throw wrong(Errc::kIo, state_.folder().best() + " must be from step " +
+                                   std::to_string(best) + ", as the checkpoint next to it says");
       }
       state_.write_best(encoder_, slots_, progress_);
     }
     if (progress_.step > options_.iterations) {
-      throw wrong(Errc::kArgument,
-                  "the run has " + std::to_string(progress_.step) +
-                      " steps behind it, so iterations must be at least that, got " +
-                      std::to_string(options_.iterations));
+      throw wrong(Errc::kArgument, "the run has already done " + std::to_string(progress_.step) +
+                                       " steps, so iterations must be at least that, got " +
+                                       std::to_string(options_.iterations));
     }
     if (task_.with_state) {
       encoder_.commit_and_wait();
@@ -113,8 +113,8 @@ void Fit::require_finite(const char* what, float value) const {
   if (std::isfinite(value)) return;
   throw NotFinite("fit: " + std::string(what) + " of step " + std::to_string(progress_.step) +
                   " must be finite, got " + text_of_nonfinite(static_cast<double>(value)) +
-                  "; nothing of that step was kept, and " + state_.last() +
-                  ". A lower learning rate, a longer warmup or a clip may help");
+                  "; that step was discarded, and " + state_.last() +
+                  ". A lower learning rate, a longer warm-up or gradient clipping may help");
 }
 
 // Queues one step and then checks the previous one, so the host never waits for what it has just queued. A step that is not
@@ -161,7 +161,7 @@ bool Fit::validate() {
   device_step_.release();  // its memory is the validation's now
   const double loss = task_.validate();
   if (!std::isfinite(loss)) {
-    throw NotFinite("fit: the loss of the validation after step " + std::to_string(progress_.step) +
+    throw NotFinite("fit: the validation loss after step " + std::to_string(progress_.step) +
                     " must be finite, got " + text_of_nonfinite(loss) + "; " + state_.last());
   }
   const double rate = progress_.step == 0 ? 0 : learning_rate_at(options_, progress_.step);
@@ -209,8 +209,9 @@ void Fit::require_finite_weights() const {
   const models::NonFinite found = models::find_nonfinite(encoder_, weights);
   if (!found.any()) return;
   throw NotFinite("fit: the weights after step " + std::to_string(progress_.step) +
-                  " must be finite: " + found.text() + "; they were not kept, and " +
-                  state_.last() + ". A lower learning rate, a longer warmup or a clip may help");
+                  " must be finite: " + found.text() + "; they were not saved, and " +
+                  state_.last() +
+                  ". A lower learning rate, a longer warm-up or gradient clipping may help");
 }
 
 void Fit::save(bool improved) {

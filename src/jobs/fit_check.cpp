@@ -40,7 +40,7 @@ Check check_options(const FitOptions& o) {
   if (o.validate_every < 0) return count("validate_every must be at least 0", o.validate_every);
   if (o.save_every < 0) return count("save_every must be at least 0", o.save_every);
   if (o.resume && o.folder.empty()) {
-    return wrong(Errc::kArgument, "to resume there must be a folder with a state, got none");
+    return wrong(Errc::kArgument, "resume needs a folder with a checkpoint, got none");
   }
   return std::nullopt;
 }
@@ -63,7 +63,8 @@ Check fit_check(const std::vector<Trainable>& trainables, const FitOptions& opti
   if (options.optimiser == nullptr)
     return wrong(Errc::kArgument, "an optimiser is needed, got none");
   if (const Check check = options.optimiser->check()) return check;
-  if (trainables.empty()) return wrong(Errc::kArgument, "something must be trained, got nothing");
+  if (trainables.empty())
+    return wrong(Errc::kArgument, "there must be at least one parameter to train, got none");
   std::set<std::string> names;
   for (const Trainable& each : trainables) {
     const Tensor& t = each.tensor;
@@ -74,7 +75,7 @@ Check fit_check(const std::vector<Trainable>& trainables, const FitOptions& opti
     }
     if (!is_new) {
       return wrong(Errc::kArgument,
-                   "what is trained must have names of their own, also beside the optimiser's "
+                   "trained parameters must have unique names, also among the optimiser's "
                    "states, got " +
                        name);
     }
@@ -86,7 +87,8 @@ Check fit_check(const std::vector<Trainable>& trainables, const FitOptions& opti
                    name + "must be contiguous, got strides " + to_string(t.strides()));
     }
     if (t.backend() != trainables.front().tensor.backend()) {
-      return wrong(Errc::kDevice, name + "must be where the first is, got " + name_of(t.backend()));
+      return wrong(Errc::kDevice,
+                   name + "must be on the same backend as the first, got " + name_of(t.backend()));
     }
   }
   return check_options(options);

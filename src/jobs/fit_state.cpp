@@ -75,7 +75,8 @@ class Metadata {
   explicit Metadata(const SafetensorsFile& file) : file_(file) {
     const auto found = file.metadata().find("format");
     if (found == file.metadata().end() || found->second != kFormat) {
-      fail(file.path(), std::string("must be a state (\"format\": \"") + kFormat + "\"), got " +
+      fail(file.path(), std::string("must be a checkpoint (\"format\": \"") + kFormat +
+                            "\"), got " +
                             (found == file.metadata().end() ? "none" : shown(found->second)));
     }
   }
@@ -116,7 +117,7 @@ void check_progress(const std::string& file, const FitProgress& p) {
   };
   if (p.step < 0 || p.best_step < -1 || p.best_step > p.step || p.steps < 0 || p.steps > p.step ||
       p.tokens < 0 || p.seconds < 0 || !in_order(p.reports) || !in_order(p.validations)) {
-    fail(file, "must hold the progress of a run, got one that contradicts itself at step " +
+    fail(file, "must contain the progress of a run, got inconsistent values at step " +
                    std::to_string(p.step));
   }
 }
@@ -124,7 +125,7 @@ void check_progress(const std::string& file, const FitProgress& p) {
 // Values of a file into a tensor of any float type.
 void load(CommandEncoder& encoder, const SafetensorsFile& file, const std::string& name,
           const Tensor& to) {
-  if (!file.has(name)) fail(file.path(), "must hold \"" + name + "\", got none");
+  if (!file.has(name)) fail(file.path(), "must contain \"" + name + "\", got none");
   const Tensor from = file.tensor(name);
   if (!(from.shape() == to.shape()) || !is_float(from.dtype())) {
     fail(file.path(), "\"" + name + "\" must be " + to_string(to.shape()) + " of a float, got " +
@@ -149,9 +150,9 @@ FitState::FitState(const FitOptions& options, bool validates)
       fingerprint_(options.fingerprint) {}
 
 std::string FitState::last() const {
-  if (!folder_.is_used()) return "no state was written";
-  if (saved_ < 0) return "there is no state before it";
-  const std::string step = "the state of step " + std::to_string(saved_);
+  if (!folder_.is_used()) return "no checkpoint was written";
+  if (saved_ < 0) return "there is no earlier checkpoint";
+  const std::string step = "the checkpoint of step " + std::to_string(saved_);
   const std::string fault = folder_.fault();
   return fault.empty() ? step + " is saved in " + folder_.state() : step + " is lost: " + fault;
 }
@@ -179,7 +180,7 @@ void FitState::write(CommandEncoder& encoder, const std::vector<OptimiserSlot>& 
                                         {"options", text_of(options_)},
                                         {"fingerprint", text_of(fingerprint_)}});
   } catch (const Error& e) {
-    throw Error(e.code(), "fit: the state of step " + std::to_string(progress.step) +
+    throw Error(e.code(), "fit: the checkpoint of step " + std::to_string(progress.step) +
                               " could not be written: " + e.what() + "; " + last());
   }
   saved_ = progress.step;
@@ -195,7 +196,8 @@ void FitState::write_best(CommandEncoder& encoder, const std::vector<OptimiserSl
         folder_.best(), tensors,
         {{"step", std::to_string(progress.best_step)}, {"loss", digits(progress.best_loss)}});
   } catch (const Error& e) {
-    throw Error(e.code(), "fit: the best so far, of step " + std::to_string(progress.best_step) +
+    throw Error(e.code(), "fit: the best weights so far, of step " +
+                              std::to_string(progress.best_step) +
                               ", could not be written: " + e.what() + "; " + last());
   }
 }
@@ -219,8 +221,8 @@ void FitState::check_settings(const SafetensorsFile& file) const {
     const auto differs = [&](const std::string& name, const std::string& was,
                              const std::string& is) {
       throw Error(Errc::kArgument,
-                  "fit: " + file.path() + " is the state of another run: " + shown(name) +
-                      " must be " + shown(was) + " to go on from it, got " + shown(is));
+                  "fit: " + file.path() + " is the checkpoint of another run: " + shown(name) +
+                      " must be " + shown(was) + " to resume it, got " + shown(is));
     };
     // First of all, as others follow from it.
     if (now == &options_ && now->at(kOptimizer) != before[kOptimizer]) {
@@ -244,8 +246,8 @@ FitProgress FitState::read(CommandEncoder& encoder, const std::vector<OptimiserS
   std::size_t wanted = 0;
   for (const OptimiserSlot& slot : slots) wanted += 1 + slot.states.size();
   if (tensors != wanted) {
-    fail(file.path(), "must hold " + std::to_string(wanted) + " tensors of the " +
-                          std::to_string(slots.size()) + " that are trained, got " +
+    fail(file.path(), "must contain " + std::to_string(wanted) + " tensors for the " +
+                          std::to_string(slots.size()) + " trained parameters, got " +
                           std::to_string(tensors));
   }
   const Metadata metadata(file);

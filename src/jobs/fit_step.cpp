@@ -140,7 +140,7 @@ void FitStep::check_recorded(const Recorded& recorded) const {
   }
   if (recorded.watched.size() != slots_.size()) {
     throw wrong(Errc::kArgument, "the objective must watch all " + std::to_string(slots_.size()) +
-                                     " that are trained, got " +
+                                     " trained parameters, got " +
                                      std::to_string(recorded.watched.size()));
   }
   for (std::size_t i = 0; i < slots_.size(); ++i) {
@@ -148,8 +148,8 @@ void FitStep::check_recorded(const Recorded& recorded) const {
     const Tensor& x = recorded.watched[i];
     if (x.data() != w.data() || !(x.shape() == w.shape()) || x.dtype() != w.dtype()) {
       throw wrong(Errc::kArgument,
-                  "what the objective watches must be what is trained, in its order, got another "
-                  "tensor in the place of \"" +
+                  "the objective must watch the trained parameters in their order, got another "
+                  "tensor in place of \"" +
                       slots_[i].of.name + "\"");
     }
   }

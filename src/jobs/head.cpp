@@ -13,7 +13,8 @@ void check_tokens(const char* who, const char* what, const models::Model& model,
     if (token >= least && token < model.config.plan.vocabulary) continue;
     throw Error(Errc::kIo, std::string(who) + ": " + what + " must be in the vocabulary of " +
                                std::to_string(model.config.plan.vocabulary) + ", got " +
-                               std::to_string(token) + "; is the tokenizer this model's?");
+                               std::to_string(token) +
+                               "; does the tokenizer belong to this model?");
   }
 }
 

@@ -137,7 +137,7 @@ const Entry& entry_of(const std::string& name) {
     if (name == entry.name) return entry;
     names += (names.empty() ? "" : ", ") + std::string(entry.name);
   }
-  throw wrong("there must be one of this name, got " + name + "; there are " + names);
+  throw wrong("the name must be one of " + names + ", got " + name);
 }
 
 // ---- slots as the ops take them ----

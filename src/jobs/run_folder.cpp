@@ -91,7 +91,7 @@ std::string RunFolder::new_run_fault() const {
   for (const std::string& path : {state(), best()}) {
     std::error_code none;
     if (!fs::exists(fs::symlink_status(path, none))) continue;
-    return path + ": already exists and belongs to no run here, which would overwrite it";
+    return path + ": already exists, belongs to no run, and would be overwritten";
   }
   return "";
 }

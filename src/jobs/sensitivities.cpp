@@ -64,9 +64,9 @@ class Measure {
     for (const models::ConstSlot& slot : models::slots(model)) {
       if (!slot.is_weight) continue;
       if (slot.weight->is_packed()) {
-        throw Error(Errc::kArgument, "dynamic_quant: the model's weights must not be packed, got " +
-                                         slot.name + " in " +
-                                         std::to_string(slot.weight->packed.bits) + " bits");
+        throw Error(Errc::kArgument,
+                    "dynamic_quant: the model's weights must not be quantised, got " + slot.name +
+                        " in " + std::to_string(slot.weight->packed.bits) + " bits");
       }
       if (!is_measured(slot, options.packing)) continue;
       names_.push_back(slot.name);
@@ -180,7 +180,7 @@ std::vector<Batch> calibration_rows(const std::vector<Sample>& samples, std::int
   }
   std::int64_t rows = static_cast<std::int64_t>(all.size()) / length;
   if (rows == 0) {
-    throw Error(Errc::kArgument, "dynamic_quant: the samples must have at least a row's " +
+    throw Error(Errc::kArgument, "dynamic_quant: the samples must have at least one row of " +
                                      std::to_string(length) + " tokens, got " +
                                      std::to_string(all.size()));
   }
@@ -203,7 +203,7 @@ Sensitivities sensitivities(CommandEncoder& encoder, const models::Model& model,
                             const std::vector<Batch>& batches, const SensitivityOptions& options) {
   check_packings(options.packing, model.dtype());
   if (batches.empty()) {
-    throw Error(Errc::kArgument, "dynamic_quant: there must be a batch");
+    throw Error(Errc::kArgument, "dynamic_quant: there must be at least one batch, got none");
   }
   if (options.chunk_rows < 0) {
     throw Error(Errc::kArgument, "dynamic_quant: chunk_rows must be at least 0, got " +

@@ -64,7 +64,7 @@ Objective objective_of(CommandEncoder& encoder, const TrainedPart& part, const B
 
 void check(const models::Model& model, const DataSet& data, const TrainOptions& options) {
   if (data.train.empty()) {
-    throw Error(Errc::kArgument, "train: there must be samples to learn from, got none");
+    throw Error(Errc::kArgument, "train: there must be samples to train on, got none");
   }
   if (options.validation_batches < -1) {
     throw Error(Errc::kArgument, "train: validation_batches must be at least -1, got " +
@@ -99,7 +99,7 @@ void check_tokens(const std::vector<Sample>& samples, std::int64_t vocabulary) {
       if (token >= 0 && token < vocabulary) continue;
       throw Error(Errc::kIo, "data: tokens must be in the model's vocabulary of " +
                                  std::to_string(vocabulary) + ", got " + std::to_string(token) +
-                                 "; is the tokenizer this model's?");
+                                 "; does the tokenizer belong to this model?");
     }
   }
 }
@@ -131,7 +131,7 @@ double mean_loss(CommandEncoder& encoder, const models::Model& model,
     counted += batch.counted;
   }
   if (counted == 0) {
-    throw Error(Errc::kArgument, "mean_loss: there must be a target that counts, got none");
+    throw Error(Errc::kArgument, "mean_loss: there must be a token to score, got none");
   }
   return sum / static_cast<double>(counted);
 }

@@ -22,14 +22,13 @@ Packing packing(const Fields& fields, const std::string& path) {
   const auto bits = static_cast<int>(fields.whole("bits", 4));
   const auto group = static_cast<int>(fields.whole("group_size", 64));
   if (std::string(" 2 3 4 5 6 8 ").find(" " + std::to_string(bits) + " ") == std::string::npos) {
-    throw Error(Errc::kIo,
-                fields.source() + ": quantization of " + shown(path) +
-                    " has bits that are none of 2, 3, 4, 5, 6, 8: " + std::to_string(bits));
+    throw Error(Errc::kIo, fields.source() + ": quantization of " + shown(path) +
+                               " must have bits 2, 3, 4, 5, 6 or 8, got " + std::to_string(bits));
   }
   if (group != 32 && group != 64 && group != 128) {
-    throw Error(Errc::kIo,
-                fields.source() + ": quantization of " + shown(path) +
-                    " has a group_size that is none of 32, 64, 128: " + std::to_string(group));
+    throw Error(Errc::kIo, fields.source() + ": quantization of " + shown(path) +
+                               " must have a group_size of 32, 64 or 128, got " +
+                               std::to_string(group));
   }
   return {bits, group};
 }

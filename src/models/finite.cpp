@@ -56,7 +56,7 @@ void add(NonFinite& to, const std::string& name, std::int64_t numbers) {
 std::string NonFinite::text() const {
   const std::int64_t others = tensors - 1;
   return "the tensor " + first + " has " + std::to_string(numbers) +
-         (numbers == 1 ? " number that is" : " numbers that are") + " NaN or infinite" +
+         (numbers == 1 ? " value that is" : " values that are") + " NaN or infinite" +
          (others == 0   ? ""
           : others == 1 ? ", as has 1 more tensor"
                         : ", as have " + std::to_string(others) + " more tensors");

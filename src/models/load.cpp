@@ -33,7 +33,7 @@ class Source {
       const auto [at, is_new] = names_.emplace(*known, name);
       if (!is_new) {
         throw Error(Errc::kIo, files.info(name).file + ": " + shown(name) + " and " +
-                                   shown(at->second) + " are the same weight of the model");
+                                   shown(at->second) + " are the same weight; delete one of them");
       }
       // What Hugging Face has and MLX's form never: filters [C, 1, K], one tensor for each expert.
       const bool foreign_filter = known->ends_with("conv1d.weight") &&
@@ -67,8 +67,8 @@ class Source {
     const std::string& name = names_.begin()->second;
     throw Error(
         Errc::kIo,
-        files_.info(name).file + ": the tensor " + shown(name) + " belongs to no part of a " +
-            c_.model_type + " as config.json has it" +
+        files_.info(name).file + ": the tensor " + shown(name) + " does not belong to a " +
+            c_.model_type + " with this config.json" +
             (names_.size() > 1 ? ", nor do " + std::to_string(names_.size() - 1) + " others" : ""));
   }
 
@@ -125,7 +125,8 @@ class Loader {
 
   void expect(const std::string& name, const Tensor& t, const Shape& shape) const {
     if (!(t.shape() == shape)) {
-      fail(name, "must be " + to_string(shape) + " by config.json, got " + to_string(t.shape()));
+      fail(name, "must be " + to_string(shape) + " according to config.json, got " +
+                     to_string(t.shape()));
     }
     if (!is_kernel_float(t.dtype())) {
       fail(name, std::string("must be f32, f16 or bf16, got ") + name_of(t.dtype()));
@@ -182,7 +183,7 @@ class Loader {
     const Packing packing = c_.quantization.of_module(slot.name);
     if (packing.bits > 0 && (scaled || is_listed)) return packed(slot, packing);
     if (scaled)
-      fail(slot.name + ".scales", "is there, but config.json does not say how it is packed");
+      fail(slot.name + ".scales", "is present, but config.json does not say how it is quantised");
     if (slot.experts > 0 && !source_.has(slot.name + ".weight")) return stacked(slot);
     const Stored stored = source_.take(slot.name + ".weight");
     expect(slot.name + ".weight", stored.like, slot.shape);
@@ -199,8 +200,8 @@ class Loader {
     const Stored biases = source_.take(slot.name + ".biases");
     if (in % packing.group_size != 0) {
       fail(slot.name + ".weight", "has rows of " + std::to_string(in) +
-                                      " numbers, which groups of " +
-                                      std::to_string(packing.group_size) + " do not divide");
+                                      " values, no multiple of the group size " +
+                                      std::to_string(packing.group_size));
     }
     if (!(codes.like.shape() == shape) || codes.like.dtype() != DType::kU32) {
       fail(slot.name + ".weight",
@@ -211,7 +212,7 @@ class Loader {
     expect(slot.name + ".scales", scales.like, groups);
     expect(slot.name + ".biases", biases.like, groups);
     if (biases.like.dtype() != scales.like.dtype()) {
-      fail(slot.name + ".biases", std::string("must be of the scales' type ") +
+      fail(slot.name + ".biases", std::string("must have the scales' type ") +
                                       name_of(scales.like.dtype()) + ", got " +
                                       name_of(biases.like.dtype()));
     }
@@ -244,7 +245,7 @@ class Loader {
       expect(name, stored.like, {slot.shape[1], slot.shape[2]});
       if (e == 0) all = empty(slot.shape, stored.like.dtype());
       if (stored.like.dtype() != all.dtype()) {
-        fail(name, "has another type than the experts before it");
+        fail(name, "has a different type from the experts before it");
       }
       if (place_ != nullptr) copy(stored, 0, all.select(0, e));
     }
@@ -285,7 +286,7 @@ void expect_one_type(const Model& model, const std::vector<Slot>& slots, const s
     if (type == model.dtype() || (may_be_wide && type == DType::kF32)) continue;
     throw Error(Errc::kIo, path + ": the tensor " + slot.name + " is " + name_of(type) +
                                ", the embedding " + name_of(model.dtype()) +
-                               ": weights must be of one type");
+                               ": all weights must have the same type");
   }
 }
 
@@ -334,8 +335,8 @@ void save_model(const Model& model, const std::string& directory, const SaveOpti
   if (has_lora(model)) {
     throw Error(
         Errc::kArgument,
-        "save_model: the model has adapters, which would be lost: fuse_lora makes them part "
-        "of the weights, save_adapters saves them apart");
+        "save_model: the model must not have adapters, which would be lost: fuse them into the "
+        "weights with fuse_lora, or save them with save_adapters");
   }
   for (const auto& [name, tensor, file_shape] : parameters(model)) {
     const Tensor t = tensor.detach();

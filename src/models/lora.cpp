@@ -67,7 +67,7 @@ std::vector<std::string> lora_modules(const Model& model, const LoraOptions& opt
     if (used[k]) continue;
     throw Error(Errc::kArgument,
                 "lora: keys must be ends of paths of the model's linear layers, "
-                "as self_attn.q_proj, got " +
+                "such as self_attn.q_proj, got " +
                     options.keys[k]);
   }
   chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
@@ -103,7 +103,8 @@ Check lora_check(const Model& model, const LoraOptions& options) {
 void add_lora(CommandEncoder& encoder, Model& model, const LoraOptions& options,
               std::uint64_t seed) {
   require(lora_check(model, options));
-  if (has_lora(model)) throw Error(Errc::kArgument, "lora: the model must not have adapters yet");
+  if (has_lora(model))
+    throw Error(Errc::kArgument, "lora: the model must not already have adapters");
   const std::vector<std::string> chosen = lora_modules(model, options);
   ops::KeySequence keys(encoder, seed);
   for (const Slot& slot : slots(model.weights, model.config)) {

@@ -106,7 +106,7 @@ void keep_known_keys(const Model& model, LoraOptions& options, const ConfigFile&
       return true;
     }
   });
-  if (options.keys.empty()) config.fail("keys must name modules of the model, and none does");
+  if (options.keys.empty()) config.fail("keys must name modules of the model, got none that does");
 }
 
 Tensor read_adapter(CommandEncoder& encoder, const formats::SafetensorsFile& file,
@@ -159,7 +159,7 @@ void save_adapters(const Model& model, const std::string& folder, const LoraOpti
   std::error_code failed;
   std::filesystem::create_directories(folder, failed);
   if (failed) {
-    throw Error(Errc::kIo, folder + ": the folder cannot be made: " + failed.message());
+    throw Error(Errc::kIo, folder + ": cannot create this folder: " + failed.message());
   }
   save_adapter_weights(model, folder + "/" + kAdapterWeights);
   Json lora =
@@ -173,7 +173,7 @@ void save_adapters(const Model& model, const std::string& folder, const LoraOpti
 
 LoraOptions load_adapters(CommandEncoder& encoder, Model& model, const std::string& folder) {
   if (has_lora(model)) {
-    throw Error(Errc::kArgument, "load_adapters: the model must not have adapters yet");
+    throw Error(Errc::kArgument, "load_adapters: the model must not already have adapters");
   }
   const ConfigFile config(folder + "/" + kAdapterConfig);
   LoraOptions options = config.options();
@@ -186,7 +186,7 @@ LoraOptions load_adapters(CommandEncoder& encoder, Model& model, const std::stri
 void load_adapter_weights(CommandEncoder& encoder, Model& model, const std::string& path,
                           const LoraOptions& options) {
   if (has_lora(model)) {
-    throw Error(Errc::kArgument, "load_adapter_weights: the model must not have adapters yet");
+    throw Error(Errc::kArgument, "load_adapter_weights: the model must not already have adapters");
   }
   require(lora_check(model, options));
   const std::vector<std::string> chosen = lora_modules(model, options);
@@ -197,16 +197,16 @@ void load_adapter_weights(CommandEncoder& encoder, Model& model, const std::stri
       continue;
     }
     throw Error(Errc::kIo, file.path() + ": the tensor " + shown(name) +
-                               " is no adapter of this model for these layers and keys");
+                               " is not an adapter of this model for these layers and keys");
   }
-  if (file.names().empty()) throw Error(Errc::kIo, file.path() + ": holds no adapters");
+  if (file.names().empty()) throw Error(Errc::kIo, file.path() + ": contains no adapters");
   Model adapted = model;
   for (const Slot& slot : slots(adapted.weights, adapted.config)) {
     const std::string a = slot.name + ".lora_a", b = slot.name + ".lora_b";
     if (!file.has(a) && !file.has(b)) continue;
     if (!file.has(a) || !file.has(b)) {
       throw Error(Errc::kIo, file.path() + ": the tensor " + (file.has(a) ? b : a) +
-                                 " is missing, its other half is there");
+                                 " is missing, but the other half of the pair is present");
     }
     const Shape& w = slot.shape;
     const std::int64_t r = options.rank;

@@ -49,7 +49,9 @@ Stream run_again_later(Tape& tape, const Model& model, std::int64_t layer, const
 Tensor hidden(Tape& tape, const Model& model, const Tensor& tokens, const HiddenOptions& options) {
   check_tokens(tokens, "tokens");
   if (options.checkpoint && options.routed) {
-    throw Error(Errc::kArgument, "model: routed must not be given with checkpoint");
+    throw Error(
+        Errc::kArgument,
+        "model: routed must not be given together with checkpoint (activation checkpointing)");
   }
   Stream stream{{}, nn::embed(tape, model.weights.embedding, tokens)};
   for (std::int64_t l = 0; l < model.config.plan.layer_count(); ++l) {
@@ -69,8 +71,9 @@ Tensor loss(Tape& tape, const Model& model, const Tensor& tokens, const Tensor& 
             const HiddenOptions& options) {
   check_tokens(targets, "targets");
   if (!(targets.shape() == tokens.shape())) {
-    throw Error(Errc::kShape, "model: targets must be as tokens, " + to_string(tokens.shape()) +
-                                  ", got " + to_string(targets.shape()));
+    throw Error(Errc::kShape, "model: targets must have the shape of tokens, " +
+                                  to_string(tokens.shape()) + ", got " +
+                                  to_string(targets.shape()));
   }
   const std::int64_t rows = tokens.size();
   const Tensor h =

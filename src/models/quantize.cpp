@@ -124,9 +124,9 @@ PackingRule packing_with(PackingRule rule, std::vector<PackingException> excepti
       const std::int64_t row = part.shape.back();
       if (one->packing.bits != 0 && row % one->packing.group_size != 0) {
         throw Error(Errc::kArgument, "quantize_model: " + part.name + " has rows of " +
-                                         std::to_string(row) + " numbers, which groups of " +
-                                         std::to_string(one->packing.group_size) +
-                                         " do not divide");
+                                         std::to_string(row) +
+                                         " values, no multiple of the group size " +
+                                         std::to_string(one->packing.group_size));
       }
       return one->packing;
     }

@@ -114,10 +114,9 @@ void State::trim(CommandEncoder& encoder, std::int64_t sequence, std::int64_t le
                                      " tokens, not to " + std::to_string(length));
   }
   if (length != now && length != 0 && !forgets()) {
-    throw Error(
-        Errc::kArgument,
-        "state: a delta net cannot forget single tokens: take a snapshot where you may want "
-        "to come back to, and restore it");
+    throw Error(Errc::kArgument,
+                "state: a delta net cannot drop single tokens: take a snapshot to return to, and "
+                "restore it");
   }
   now = length;
   if (length != 0) return;
@@ -210,7 +209,7 @@ State State::load(const Model& model, const std::string& path, std::int64_t capa
       at += used;
     }
   }
-  if (lengths.empty()) throw Error(Errc::kIo, path + ": this is no saved state: it has no lengths");
+  if (lengths.empty()) throw Error(Errc::kIo, path + ": not a saved state: it has no lengths");
   const auto [least, most] = std::minmax_element(lengths.begin(), lengths.end());
   if (*least < 0 || *most > capacity) {
     throw Error(Errc::kIo, path + ": has sequences of " + std::to_string(*least) + " to " +
@@ -253,7 +252,8 @@ class Reader {
     std::int64_t& length = state_.lengths_[state_.place(sequence_)];
     const auto count = static_cast<std::int64_t>(tokens.size());
     if (count == 0 || chunk < 1) {
-      throw Error(Errc::kArgument, "prefill: at least one token, and chunks of at least one");
+      throw Error(Errc::kArgument,
+                  "prefill: there must be at least one token, and chunks of at least one");
     }
     if (length + count > state_.capacity_) {
       throw Error(Errc::kArgument,
@@ -363,8 +363,9 @@ const Tensor& Stepper::step(std::span<const std::int32_t> tokens) {
   Impl& s = *impl_;
   const auto batch = static_cast<std::size_t>(s.state.batch());
   if (tokens.size() != batch) {
-    throw Error(Errc::kArgument, "step: one token for each of " + std::to_string(batch) +
-                                     " sequences, got " + std::to_string(tokens.size()));
+    throw Error(Errc::kArgument, "step: there must be one token for each of " +
+                                     std::to_string(batch) + " sequences, got " +
+                                     std::to_string(tokens.size()));
   }
   check_tokens(tokens, s.model, "step");
   std::vector<std::int32_t> inputs(tokens.begin(), tokens.end());

@@ -347,7 +347,7 @@ TEST_F(DataFiles, BadLinesAreNamed) {
   expect_said("[1]\n", "some.jsonl: line 1: a line must be an object");
   expect_said("{\"text\": \"\"}\n", "some.jsonl: line 1: a sample must have at least 2 tokens");
   expect_said("{\"prompt\": [], \"completion\": \"a\"}\n",
-              "some.jsonl: line 1: \"prompt\" must be a text, got an array");
+              "some.jsonl: line 1: \"prompt\" must be a string, got an array");
   expect_said("{\"messages\": []}\n",
               "some.jsonl: line 1: \"messages\" must be an array of at least one");
   expect_said("{\"messages\": {}}\n", "some.jsonl: line 1: \"messages\" must be an array");
@@ -398,30 +398,31 @@ TEST_F(DataFiles, AFolderHasThree) {
     return formats::message_of([&] { jobs::read_data(path, t); }, Errc::kIo,
                                folder_.path.string() + "/");
   };
-  EXPECT_EQ(says(folder), "data: must be a file or a folder, got nothing");
+  EXPECT_EQ(says(folder), "data: no such file or folder");
   std::filesystem::create_directory(folder);
   EXPECT_EQ(says(folder),
-            "data: must hold train, valid or test, each .jsonl or .txt, got none of them");
+            "data: must contain train, valid or test, each .jsonl or .txt, got none of them");
   put(folder + "/valid.txt", "some words");
   jobs::DataSet data = jobs::read_data(folder, t);
   EXPECT_TRUE(data.train.empty());
   EXPECT_EQ(data.valid.size(), 1U);
   put(folder + "/train.jsonl", "\n");
   EXPECT_EQ(says(folder),
-            "data/train.jsonl: must hold samples, or not be there, got an empty file");
+            "data/train.jsonl: must contain samples, got an empty file; add some, or delete it");
   put(folder + "/train.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\"}\n");
   put(folder + "/test.jsonl", "");
-  EXPECT_EQ(says(folder), "data/test.jsonl: must hold samples, or not be there, got an empty file");
+  EXPECT_EQ(says(folder),
+            "data/test.jsonl: must contain samples, got an empty file; add some, or delete it");
   std::filesystem::remove(folder + "/test.jsonl");
   data = jobs::read_data(folder, t);
   EXPECT_EQ(data.train.size(), 2U);
   EXPECT_TRUE(data.test.empty());
   EXPECT_EQ(jobs::read_data(folder + "/train.jsonl", t).train.size(), 2U);
   put(folder + "/train.txt", "a text");
-  EXPECT_EQ(says(folder), "data: must hold one of train.jsonl and train.txt, got both");
+  EXPECT_EQ(says(folder), "data: must contain either train.jsonl or train.txt, got both");
   put(folder + "/words.csv", "a text");
   EXPECT_EQ(says(folder + "/words.csv"),
-            "data/words.csv: must be a .jsonl or a .txt file, or a folder with such");
+            "data/words.csv: must be a .jsonl or .txt file, or a folder with such files");
 }
 
 }  // namespace

@@ -178,7 +178,7 @@ TEST_P(DwqTargets, GoOnWhereTheyStopped) {
   auto wrote = jobs::write_targets(encoder(), teacher_, plan_, path("t"), hooks);
   EXPECT_TRUE(wrote.stopped);
   EXPECT_EQ(wrote.written, 3);
-  expect_error(Errc::kIo, "train/0000000001.safetensors: the targets are not complete",
+  expect_error(Errc::kIo, "train/0000000001.safetensors: missing, so the targets are incomplete",
                [&] { jobs::Targets(path("t"), plan_, 80); });
   hooks.stop = {};
   wrote = jobs::write_targets(encoder(), teacher_, plan_, path("t"), hooks);
@@ -258,7 +258,7 @@ TEST_P(DwqTargets, RefuseDamagedFiles) {
   refused("0000000000.safetensors: logits and indices must be", 15, 1, DType::kU32);
   refused("got f32", 16, 1, DType::kI32);
   refused("an index must be below 80, got 80", 16, 80, DType::kU32);
-  refused("whose hash is not in it", 16, 79, DType::kU32);
+  refused("match its hash, which is missing", 16, 79, DType::kU32);
   // One bit of a logit, which is as good a logit as before.
   std::filesystem::remove(file);
   jobs::write_targets(encoder(), teacher_, plan_, path("t"));
@@ -269,10 +269,10 @@ TEST_P(DwqTargets, RefuseDamagedFiles) {
   char& byte = bytes[sizeof header + header];
   byte = static_cast<char>(byte ^ 1);
   write_whole(file, bytes, "test");
-  expect_error(Errc::kIo, "0000000000.safetensors: must hold what was written there",
+  expect_error(Errc::kIo, "0000000000.safetensors: the content must match its hash",
                [&] { targets.load(encoder(), true, 0, batch); });
   write_whole(file, "no such thing", "test");
-  expect_error(Errc::kIo, "remove this file, and it is made anew",
+  expect_error(Errc::kIo, "delete this file, and it will be written again",
                [&] { targets.load(encoder(), true, 0, batch); });
   // Another batch's, alike in every size.
   std::filesystem::remove(file);
@@ -282,11 +282,11 @@ TEST_P(DwqTargets, RefuseDamagedFiles) {
   ASSERT_LT(other, 6);
   std::filesystem::copy_file(path("t/train/000000000" + std::to_string(other) + ".safetensors"),
                              file, std::filesystem::copy_options::overwrite_existing);
-  expect_error(Errc::kIo, "0000000000.safetensors: must hold what was written there",
+  expect_error(Errc::kIo, "0000000000.safetensors: the content must match its hash",
                [&] { targets.load(encoder(), true, 0, batch); });
   // Whatever they were made from.
   std::filesystem::remove(path("t/manifest.json"));
-  expect_error(Errc::kIo, "t/train: holds targets, but there is no manifest.json",
+  expect_error(Errc::kIo, "t/train: contains targets but no manifest.json",
                [&] { jobs::write_targets(encoder(), teacher_, plan_, path("t")); });
 }
 

@@ -260,7 +260,7 @@ TEST_P(Dwq, KeepsTheBestWhereItEndsWorse) {
     EXPECT_GT(r.final, r.initial);
     EXPECT_EQ(r.kept, r.initial);
     EXPECT_EQ(r.fit.held_step, 0);
-    EXPECT_NE(r.warning.find("has the values of step 0"), std::string::npos) << r.warning;
+    EXPECT_NE(r.warning.find("has the weights of step 0"), std::string::npos) << r.warning;
     EXPECT_EQ(bits(student), before);
   }
 }
@@ -308,7 +308,7 @@ TEST_P(Dwq, SaysWhatIsWrong) {
     expect_error(Errc::kArgument, says,
                  [&] { jobs::dwq(encoder(), student, from, train_, valid_, options); });
   };
-  refused("either a teacher's model or its targets", {});
+  refused("either a model or stored targets", {});
   DwqOptions options;
   options.temperature = 0;
   refused("temperature must be above 0, got 0", {&teacher, nullptr}, options);
@@ -321,9 +321,9 @@ TEST_P(Dwq, SaysWhatIsWrong) {
       models::random_model(models::Config::parse(json, "other"), encoder(), DType::kF32, 1);
   refused("the student's vocabulary of 80, got 96", {&other, nullptr});
   models::Model eight = packed(teacher, 8);
-  expect_error(Errc::kArgument, "packed in less than 8 bits, got none",
+  expect_error(Errc::kArgument, "quantised to fewer than 8 bits, got none",
                [&] { jobs::dwq(encoder(), eight, {&teacher, nullptr}, train_, valid_); });
-  expect_error(Errc::kArgument, "the validation must have a target that counts", [&] {
+  expect_error(Errc::kArgument, "the validation set must have a token to score", [&] {
     jobs::dwq(encoder(), student, {&teacher, nullptr}, train_, {{1, 1, {1}, {-1}, 0}});
   });
   expect_error(Errc::kIo, "a token must be in the vocabulary of 80, got 81", [&] {

@@ -207,7 +207,7 @@ TEST_P(DynamicQuant, SaysWhatIsWrong) {
   };
   EXPECT_TRUE(
       jobs::choose_packing(model, values, 4.5, how).high.empty());  // equal ones: all or none
-  refused("the target must be at least the 4.147", choose(values, 3, how));
+  refused("the target must be at least 4.147", choose(values, 3, how));
   refused("high must be larger than low, 4 bits in groups of 64, got 4 bits in groups of 64",
           choose(values, 4, {{4, 64}, {4, 64}, true}));
   // In f32 scales and biases are 64 bits a group.
@@ -216,22 +216,24 @@ TEST_P(DynamicQuant, SaysWhatIsWrong) {
   refused("got 7 in groups of 64", choose(values, 4, {{7, 64}, {8, 64}, true}));
   Sensitivities other = values;
   other.emplace_back("model.layers.9.mlp.up_proj", 1);
-  refused("model.layers.9.mlp.up_proj must be a weight", choose(other, 5, how));
+  refused("model.layers.9.mlp.up_proj has a sensitivity but is not a weight",
+          choose(other, 5, how));
   other = values;
   other.pop_back();
-  refused("there must be a sensitivity of lm_head", choose(other, 5, how));
+  refused("there must be a sensitivity for lm_head", choose(other, 5, how));
   other = values;
   other.back().second = std::numeric_limits<double>::quiet_NaN();
   refused("the sensitivity of lm_head must be finite, got nan", choose(other, 5, how));
 
   jobs::SensitivityOptions options;
   options.packing = how;
-  refused("there must be a batch", [&] { jobs::sensitivities(encoder(), model, {}, options); });
+  refused("there must be at least one batch",
+          [&] { jobs::sensitivities(encoder(), model, {}, options); });
   expect_error(Errc::kIo, "a token must be in the vocabulary of 80, got 99",
                [&] { jobs::sensitivities(encoder(), model, {{1, 1, {99}, {1}, 1}}, options); });
   const models::Model packed =
       models::quantize_model(encoder(), model, models::usual_packing({4, 32}));
-  refused("must not be packed, got model.embed_tokens in 4 bits",
+  refused("must not be quantised, got model.embed_tokens in 4 bits",
           [&] { jobs::sensitivities(encoder(), packed, some_rows(1, 4, 1), options); });
   options.chunk_rows = -1;
   refused("chunk_rows must be at least 0, got -1",

@@ -177,14 +177,14 @@ TEST_P(Engines, SaysWhatIsWrong) {
   biased.sampling.logit_bias.assign(1025, {1, 1.0F});
   refused("at most 1024 tokens, got 1025", biased);
   expect_error(Errc::kIo, "in the vocabulary of 80, got 80", [&] { engine.admit({{1, 80}}); });
-  expect_error(Errc::kArgument, "slot 0 must be taken", [&] { engine.cancel(0); });
+  expect_error(Errc::kArgument, "slot 0 must be in use", [&] { engine.cancel(0); });
   expect_error(Errc::kArgument, "from 0 to 0, got 1", [&] { engine.cancel(1); });
   EXPECT_FALSE(engine.is_busy());
 
   engine.admit({some_prompt(10, 1)});
-  refused("all 1 slots are taken", {some_prompt(2, 1)});
+  refused("all 1 slots are in use", {some_prompt(2, 1)});
   for (int i = 0; i < 3; ++i) EXPECT_EQ(engine.step().size(), 1U);
-  expect_error(Errc::kArgument, "as many tokens as the context, 12", [&] { engine.step(); });
+  expect_error(Errc::kArgument, "has reached the context length, 12", [&] { engine.step(); });
   EXPECT_FALSE(engine.is_busy());  // and is as new
   engine.admit({some_prompt(4, 1)});
   EXPECT_EQ(finish(engine, 3)[0], alone(model, {some_prompt(4, 1)}, 3));

@@ -204,7 +204,7 @@ TEST_P(Evaluate, SaysWhatIsWrong) {
                  [&] { jobs::evaluate(encoder(), model_, reference, batches, options); });
   };
   const Batch good{1, 2, {1, 2}, {2, 3}, 2};
-  refused("there must be a batch", {});
+  refused("there must be at least one batch", {});
   refused("chunk_rows must be at least 0, got -1", {good}, nullptr, -1);
   const auto foreign = [&](const std::string& says, const std::vector<Batch>& batches) {
     refused(says, batches, nullptr, 0, Errc::kIo);
@@ -214,7 +214,7 @@ TEST_P(Evaluate, SaysWhatIsWrong) {
   foreign("a target must be in the vocabulary of 80, got 90", {{1, 2, {1, 2}, {90, 3}, 2}});
   refused("got 2 and 1 in [1, 2]", {{1, 2, {1, 2}, {3}, 2}});
   refused("got 0 and 0 in [0, 2]", {{0, 2, {}, {}, 0}});
-  refused("a target that counts", {{1, 2, {1, 2}, {-1, -1}, 0}});
+  refused("a token to score", {{1, 2, {1, 2}, {-1, -1}, 0}});
   formats::Json json = small_config("qwen3");
   json.set("vocab_size", 81);
   const models::Model other =

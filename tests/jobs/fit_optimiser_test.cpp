@@ -252,7 +252,7 @@ TEST_P(FitOptimiser, AUsersOwn) {
   const Tensor counted = file.tensor("sign.steps:mix");
   EXPECT_EQ(*static_cast<const float*>(counted.data()), 8.0F);
   o.optimiser = adamw({});
-  expect_error(Errc::kArgument, "optimizer must be sign to go on from it, got adamw",
+  expect_error(Errc::kArgument, "optimizer must be sign to resume it, got adamw",
                [&] { run(Toy(encoder(), DType::kF32), o); });
 }
 

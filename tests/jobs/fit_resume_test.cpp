@@ -90,10 +90,11 @@ TEST_P(FitResume, AFullDiskLeavesTheStateBefore) {
   const std::string said = formats::message_of([&] { run(Toy(encoder(), DType::kF32), o, hooks); },
                                                Errc::kIo, folder_.path.string() + "/");
   small.reset();
-  EXPECT_EQ(
-      said,
-      "fit: the state of step 4 could not be written: safetensors: full/state.safetensors must "
-      "be writable, got File too large; the state of step 2 is saved in full/state.safetensors");
+  EXPECT_EQ(said,
+            "fit: the checkpoint of step 4 could not be written: safetensors: "
+            "full/state.safetensors must "
+            "be writable, got File too large; the checkpoint of step 2 is saved in "
+            "full/state.safetensors");
   EXPECT_EQ(read_whole(o.folder + "/state.safetensors", "test"), before);
   EXPECT_EQ(saved, 2);
 
@@ -138,8 +139,7 @@ TEST_P(FitResume, NothingIsKeptOfAStepThatIsNotFinite) {
         of_norm ? "fit: the norm of the gradients of step 6 must be finite, got inf"
                 : "fit: the loss of step 6 must be finite, got nan";
     EXPECT_EQ(said.substr(0, begin.size()), begin);
-    EXPECT_NE(said.find("nothing of that step was kept, and the state of step 4"),
-              std::string::npos)
+    EXPECT_NE(said.find("that step was discarded, and the checkpoint of step 4"), std::string::npos)
         << said;
     hooks.stop = [&] {
       return steps == 5;
@@ -155,7 +155,7 @@ TEST_P(FitResume, NothingIsKeptOfAStepThatIsNotFinite) {
   const auto fails = [&] {
     jobs::fit(encoder(), task, options());
   };
-  expect_error(Errc::kArgument, "the loss of the validation after step 0 must be finite", fails);
+  expect_error(Errc::kArgument, "the validation loss after step 0 must be finite", fails);
   EXPECT_THROW(fails(), jobs::NotFinite);
 }
 
@@ -266,7 +266,7 @@ TEST_P(FitResume, AStateThatIsGoneIsNotCalledSaved) {
     const std::string said = formats::message_of(
         [&] { jobs::fit(encoder(), {toy.trainables, uncaptured(objective)}, o, hooks); },
         Errc::kArgument);
-    EXPECT_NE(said.find("the state of step 4 is lost: fit: " + file +
+    EXPECT_NE(said.find("the checkpoint of step 4 is lost: fit: " + file +
                         (is_gone ? ": is missing" : ": is damaged")),
               std::string::npos)
         << said;
@@ -284,7 +284,7 @@ TEST_P(FitResume, AStateIsTakenAway) {
   FitOptions fewer = o;  // than it has behind it
   fewer.resume = true;
   fewer.iterations = 7;
-  expect_error(Errc::kArgument, "8 steps behind it, so iterations must be at least that, got 7",
+  expect_error(Errc::kArgument, "8 steps, so iterations must be at least that, got 7",
                [&] { run(Toy(encoder(), DType::kF32), fewer); });
   formats::put(o.folder + "/state.safetensors.tmp12.3", "cut");
   formats::put(o.folder + "/mine.txt", "mine");
@@ -314,7 +314,7 @@ TEST_P(FitResume, WhatIsNotOfARunStays) {
   }
   std::filesystem::create_symlink("nowhere", state);
   EXPECT_EQ(jobs::RunFolder(o.folder).new_run_fault(),
-            state + ": already exists and belongs to no run here, which would overwrite it");
+            state + ": already exists, belongs to no run, and would be overwritten");
   std::filesystem::remove(state);
   for (const char* name :
        {"/mine.safetensors.tmp12.0", "/a.json.tmp3", "/state.safetensors.tmpx"}) {
@@ -331,7 +331,7 @@ TEST_P(FitResume, WhatIsNotOfARunStays) {
   fit_without();
   EXPECT_TRUE(jobs::RunFolder::is_state_file(state));
   formats::put(best, "mine");
-  expect_error(Errc::kIo, "belongs to another run than the state beside it", fit_without);
+  expect_error(Errc::kIo, "belongs to another run than the checkpoint next to it", fit_without);
   jobs::RunFolder(o.folder).remove();
   EXPECT_FALSE(std::filesystem::exists(state));
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(o.folder), {}), 4);
@@ -374,7 +374,7 @@ TEST_P(FitResume, KeepsTheBest) {
   EXPECT_NE(download(wide.trainables[1].tensor), download(best.trainables[1].tensor));
 
   std::filesystem::remove(o.folder + "/best.safetensors");
-  expect_error(Errc::kIo, "best.safetensors must be of step 6",
+  expect_error(Errc::kIo, "best.safetensors must be from step 6",
                [&] { jobs::fit(encoder(), task, o, hooks); });
 }
 

@@ -196,23 +196,23 @@ TEST_P(Fit, AStateOfAnotherRunIsRefused) {
     change(other);
     const std::string said =
         formats::message_of([&] { run(toy, other); }, Errc::kArgument, folder_.path.string() + "/");
-    const std::string begin = "fit: first/state.safetensors is the state of another run: ";
+    const std::string begin = "fit: first/state.safetensors is the checkpoint of another run: ";
     return said.starts_with(begin) ? said.substr(begin.size()) : said;
   };
   EXPECT_EQ(says([](FitOptions& x) { x.learning_rate = 0.25; }),
-            "learning_rate must be 0.050000000000000003 to go on from it, got 0.25");
+            "learning_rate must be 0.050000000000000003 to resume it, got 0.25");
   EXPECT_EQ(says([](FitOptions& x) { x.accumulation = 4; }),
-            "accumulation must be 1 to go on from it, got 4");
+            "accumulation must be 1 to resume it, got 4");
   EXPECT_EQ(says([](FitOptions& x) { x.iterations = 20; }),
-            "iterations must be 8 to go on from it, got 20");
+            "iterations must be 8 to resume it, got 20");
   EXPECT_EQ(says([](FitOptions& x) { x.cosine = false; }),
-            "cosine must be on to go on from it, got off");
+            "cosine must be on to resume it, got off");
   const auto with = [&](const char* setting, double value) {
     return says([&](FitOptions& x) { x.optimiser = adamw({{setting, value}}); });
   };
-  EXPECT_EQ(with("bias_correction", 0), "bias_correction must be on to go on from it, got off");
+  EXPECT_EQ(with("bias_correction", 0), "bias_correction must be on to resume it, got off");
   EXPECT_EQ(says([](FitOptions& x) { x.optimiser = jobs::make_optimiser("lion"); }),
-            "optimizer must be adamw to go on from it, got lion");
+            "optimizer must be adamw to resume it, got lion");
   EXPECT_EQ(says([](FitOptions& x) { x.clip = 0.5; }).substr(0, 5), "clip ");
   EXPECT_EQ(says([](FitOptions& x) { x.warmup = 1; }).substr(0, 7), "warmup ");
   EXPECT_EQ(says([](FitOptions& x) { x.final_share = 0.5; }).substr(0, 12), "final_share ");
@@ -223,14 +223,14 @@ TEST_P(Fit, AStateOfAnotherRunIsRefused) {
   EXPECT_EQ(says([](FitOptions& x) { x.lazy_rows = false; }).substr(0, 10), "lazy_rows ");
   EXPECT_EQ(says([](FitOptions& x) { x.validate_every = 3; }).substr(0, 15), "validate_every ");
   EXPECT_EQ(says([](FitOptions& x) { x.fingerprint["data"] = "other"; }),
-            "data must be toy to go on from it, got other");
+            "data must be toy to resume it, got other");
   EXPECT_EQ(says([](FitOptions& x) { x.fingerprint["model"] = "m"; }),
-            "model must be absent to go on from it, got m");
+            "model must be absent to resume it, got m");
   EXPECT_EQ(says([](FitOptions& x) { x.fingerprint.clear(); }),
-            "data must be toy to go on from it, got none");
-  EXPECT_EQ(
-      says([](FitOptions& x) { x.resume = false; }),
-      "fit: first/state.safetensors is the state of a run: resume it, or take another folder");
+            "data must be toy to resume it, got none");
+  EXPECT_EQ(says([](FitOptions& x) { x.resume = false; }),
+            "fit: first/state.safetensors is the checkpoint of an unfinished run: resume it, or "
+            "use another folder");
   EXPECT_TRUE(toy.bits() == first);  // nothing was loaded
 
   FitOptions free = o;
@@ -246,7 +246,7 @@ TEST_P(Fit, AStateOfAnotherRunIsRefused) {
   expect_error(Errc::kIo, "\"mix\" must be [2, 2] of a float, got [8, 8] f32",
                [&] { run(other, o); });
   other.trainables.pop_back();
-  expect_error(Errc::kIo, "must hold 6 tensors of the 2 that are trained, got 9",
+  expect_error(Errc::kIo, "must contain 6 tensors for the 2 trained parameters, got 9",
                [&] { run(other, o); });
   formats::put(o.folder + "/state.safetensors", "no state");
   expect_error(Errc::kIo, "state.safetensors", [&] { run(toy, o); });
@@ -265,8 +265,8 @@ TEST_P(Fit, RefusesWhatItCannotTrain) {
   const Tensor t = Tensor::meta({4, 4});
   EXPECT_FALSE(tensors({{"a", t}, {"b", t}}));
   expect_refused({
-      {"nothing", tensors({}), Errc::kArgument, "something must be trained"},
-      {"no name", tensors({{"", t}}), Errc::kArgument, "names of their own"},
+      {"nothing", tensors({}), Errc::kArgument, "at least one parameter to train"},
+      {"no name", tensors({{"", t}}), Errc::kArgument, "unique names"},
       {"a name twice", tensors({{"a", t}, {"a", t}}), Errc::kArgument, "got \"a\""},
       {"a state's name", tensors({{"a", t}, {"adamw.m:a", t}}), Errc::kArgument,
        "got \"adamw.m:a\""},
@@ -278,7 +278,7 @@ TEST_P(Fit, RefusesWhatItCannotTrain) {
       {"codes", tensors({{"a", Tensor::meta({4}, DType::kU32)}}), Errc::kDType, "got u32"},
       {"strided", tensors({{"a", t.slice(1, 0, 2)}}), Errc::kShape, "must be contiguous"},
       {"elsewhere", tensors({{"a", t}, {"b", Tensor::meta({4}, DType::kF32, Backend::kMetal)}}),
-       Errc::kDevice, "must be where the first is, got metal"},
+       Errc::kDevice, "must be on the same backend as the first, got metal"},
       {"iterations", options_with([](auto& o) { o.iterations = 0; }), Errc::kArgument,
        "iterations"},
       {"accumulation", options_with([](auto& o) { o.accumulation = 0; }), Errc::kArgument,
@@ -314,7 +314,7 @@ TEST_P(Fit, RefusesWhatItCannotTrain) {
   fails(Errc::kShape, "the loss must be one number, got [8, 8]",
         [](Tape&, Recorded& r) { r.loss = r.watched[1]; });
   fails(Errc::kArgument, "must watch all 3", [](Tape&, Recorded& r) { r.watched.pop_back(); });
-  fails(Errc::kArgument, "in the place of \"mix\"", [&](Tape& tape, Recorded& r) {
+  fails(Errc::kArgument, "in place of \"mix\"", [&](Tape& tape, Recorded& r) {
     r.watched[1] = tape.watch(encoder().zeros({8, 8}, DType::kF32));
   });
   expect_error(Errc::kIo, "must be a folder", [&] {

@@ -272,13 +272,13 @@ TEST_P(LoraJob, RefusesWhatDoesNotFit) {
     EXPECT_EQ(models::has_lora(tried), had);
   };
   const Model fresh = base("qwen3", false);
-  const std::string other = "is the state of another run: ";
+  const std::string other = "is the checkpoint of another run: ";
   LoraJobOptions bad = o;
   bad.lora.scale = 5;
   fails(other + "lora scale must be ", bad, fresh);
   bad = o;
   bad.seed = 4;
-  fails(other + "lora seed must be 3 to go on from it, got 4", bad, fresh);
+  fails(other + "lora seed must be 3 to resume it, got 4", bad, fresh);
   bad = o;
   bad.lora.dropout = 0.5;
   fails(other + "lora dropout must be ", bad, fresh);

@@ -288,7 +288,7 @@ TEST_P(Train, RefusesWhatDoesNotFit) {
                          Errc code = Errc::kArgument) {
     expect_error(code, says, [&] { jobs::train(encoder(), learner, data, how); });
   };
-  fails("there must be samples to learn from, got none", {}, o);
+  fails("there must be samples to train on, got none", {}, o);
   fails("at least batch_size = 4 samples, got 3", {words(1, 3), {}, {}}, o);
   DataSet foreign{words(1, 8), words(2, 4), {}};
   foreign.valid[3].tokens[1] = 20;
@@ -309,12 +309,12 @@ TEST_P(Train, RefusesWhatDoesNotFit) {
   kept.fit.resume = true;
   const DataSet data{words(1, 8), words(2, 4), {}};
   jobs::train(encoder(), model(), data, kept);
-  const std::string other = "is the state of another run: ";
+  const std::string other = "is the checkpoint of another run: ";
   fails(other + "training data must be ", {words(5, 8), data.valid, {}}, kept);
   fails(other + "validation data must be ", {data.train, words(5, 4), {}}, kept);
   bad = kept;
   bad.checkpoint = true;
-  fails(other + "checkpoint must be off to go on from it, got on", data, bad);
+  fails(other + "checkpoint must be off to resume it, got on", data, bad);
   bad = kept;
   bad.batches.seed = 3;
   fails(other + "training data must be ", data, bad);
@@ -322,7 +322,7 @@ TEST_P(Train, RefusesWhatDoesNotFit) {
                [&] { jobs::train(encoder(), model("qwen3", DType::kF32, 3), data, kept); });
   expect_error(Errc::kArgument, other + "weights must be ",
                [&] { jobs::train(encoder(), model("qwen3", DType::kF32, 2, 7), data, kept); });
-  expect_error(Errc::kArgument, other + "dtype must be f32 to go on from it, got bf16",
+  expect_error(Errc::kArgument, other + "dtype must be f32 to resume it, got bf16",
                [&] { jobs::train(encoder(), model("qwen3", DType::kBF16), data, kept); });
 }
 

@@ -140,8 +140,9 @@ TEST(ModelConfig, SaysWhatIsWrong) {
   put("rope_scaling", R"({"type": "yarn"})", R"("factor" is missing)");
   put("rope_scaling", "3", R"("rope_scaling" must be an object)");
   put("mlp_only_layers", "3", R"("mlp_only_layers" must be an array)");
-  put("quantization", R"({"bits": 7})", "none of 2, 3, 4, 5, 6, 8: 7");
-  put("quantization", R"({"bits": 4, "group_size": 16})", "none of 32, 64, 128: 16");
+  put("quantization", R"({"bits": 7})", "must have bits 2, 3, 4, 5, 6 or 8, got 7");
+  put("quantization", R"({"bits": 4, "group_size": 16})",
+      "must have a group_size of 32, 64 or 128, got 16");
   put("quantization", R"({"bits": 4, "group_size": 32, "mode": "mxfp4"})", R"(the mode "mxfp4")");
   put("quantization", R"({"bits": 4, "a.b": {"bits": 1}})", "quantization of a.b");
   put("quantization_config", R"({"quant_method": "awq"})", R"(quantised by "awq")");

@@ -79,7 +79,7 @@ TEST_P(ModelNonfinite, NamesTheFirstTensor) {
     plant(all.front().tensor, {0}, kInfinite);
     const models::NonFinite found = models::find_nonfinite(encoder(), model);
     EXPECT_EQ(found.text(), "the tensor " + all.front().name +
-                                " has 1 number that is NaN or infinite, as has 1 more tensor");
+                                " has 1 value that is NaN or infinite, as has 1 more tensor");
   }
 }
 
@@ -95,9 +95,9 @@ MT_ON_EVERY_BACKEND(ModelNonfinite);
 
 TEST(Nonfinite, Text) {
   EXPECT_EQ((models::NonFinite{"a.weight", 3, 1}.text()),
-            "the tensor a.weight has 3 numbers that are NaN or infinite");
+            "the tensor a.weight has 3 values that are NaN or infinite");
   EXPECT_EQ((models::NonFinite{"a.weight", 1, 3}.text()),
-            "the tensor a.weight has 1 number that is NaN or infinite, as have 2 more tensors");
+            "the tensor a.weight has 1 value that is NaN or infinite, as have 2 more tensors");
 }
 
 }  // namespace

@@ -334,7 +334,7 @@ TEST_P(Lora, BadFilesAreRefused) {
   with_config(R"({"num_layers": 1, )" + lora + R"(, "keys": ["nothing"]}})");
   fails("keys must name modules of the model");
   with_config(R"({"num_layers": 1, )" + lora + R"(, "keys": ["self_attn.q_proj"]}})");
-  fails("model.layers.3.mlp.down_proj.lora_a is no adapter of this model");
+  fails("model.layers.3.mlp.down_proj.lora_a is not an adapter of this model");
   with_config(R"({"num_layers": 1, "lora_parameters": {"rank": 5, "scale": 2.0}})");
   fails(".lora_a must be [");
 
@@ -348,17 +348,19 @@ TEST_P(Lora, BadFilesAreRefused) {
         formats::write_safetensors(weights_file, all);
       };
   with_weights([](auto& all) { all[0].name = "model.layers.3.self_attn.q_proj.m"; });
-  fails("model.layers.3.self_attn.q_proj.m is no adapter of this model");
+  fails("model.layers.3.self_attn.q_proj.m is not an adapter of this model");
   with_weights([](auto& all) { all[0].name = "model.layers.2.self_attn.q_proj.lora_a"; });
-  fails("model.layers.2.self_attn.q_proj.lora_a is no adapter of this model");
+  fails("model.layers.2.self_attn.q_proj.lora_a is not an adapter of this model");
   with_weights([](auto& all) { all.erase(all.begin()); });
-  fails("model.layers.3.self_attn.q_proj.lora_a is missing, its other half is there");
+  fails(
+      "model.layers.3.self_attn.q_proj.lora_a is missing, but the other half of the pair is "
+      "present");
   with_weights([&](auto& all) { all[1].tensor = encoder().zeros({4, 3}, DType::kF32); });
   fails("model.layers.3.self_attn.q_proj.lora_b must be [4, 64] of f32, f16 or bf16");
   with_weights([&](auto& all) { all[1].tensor = encoder().zeros({4, 64}, DType::kI32); });
   fails("got [4, 64] I32");
   with_weights([](auto& all) { all.clear(); });
-  fails("holds no adapters");
+  fails("contains no adapters");
   fs::remove(weights_file);
   fails("adapters.safetensors");
 
@@ -367,15 +369,16 @@ TEST_P(Lora, BadFilesAreRefused) {
   Model some = base("qwen3", false);
   models::load_adapters(encoder(), some, folder());
   EXPECT_EQ(models::lora_parameters(some).size(), 2);
-  expect_error(Errc::kArgument, "must not have adapters yet",
+  expect_error(Errc::kArgument, "must not already have adapters",
                [&] { models::load_adapters(encoder(), some, folder()); });
   const auto from_file = [&](Model model, const LoraOptions& as) {
     models::load_adapter_weights(encoder(), model, weights_file, as);
   };
-  expect_error(Errc::kArgument, "must not have adapters yet", [&] { from_file(some, options); });
+  expect_error(Errc::kArgument, "must not already have adapters",
+               [&] { from_file(some, options); });
   expect_error(Errc::kIo, "for this model and rank",
                [&] { from_file(base("qwen3", false), {.rank = 5}); });
-  expect_error(Errc::kIo, "no adapter of this model for these layers", [&] {
+  expect_error(Errc::kIo, "not an adapter of this model for these layers", [&] {
     from_file(base("qwen3", false), {.rank = 4, .num_layers = 1, .keys = {"down_proj"}});
   });
   expect_error(Errc::kArgument, "rank", [&] { from_file(base("qwen3", false), {.rank = 0}); });
@@ -398,13 +401,13 @@ TEST_P(Lora, WrongCallsAreRefused) {
   expect_error(Errc::kArgument, "has no adapters",
                [&] { models::save_adapters(model, folder(), {}); });
   models::add_lora(encoder(), model, {}, 1);
-  expect_error(Errc::kArgument, "must not have adapters yet",
+  expect_error(Errc::kArgument, "must not already have adapters",
                [&] { models::add_lora(encoder(), model, {}, 1); });
   expect_error(Errc::kArgument, "must be one that the options choose",
                [&] { models::save_adapters(model, folder(), {9}); });
   expect_error(Errc::kArgument, "must be one that the options choose",
                [&] { models::save_adapters(model, folder(), {8, 20, 0, 2}); });
-  expect_error(Errc::kArgument, "fuse_lora makes them part",
+  expect_error(Errc::kArgument, "fuse them into the weights with fuse_lora",
                [&] { models::save_model(model, folder() + "/model"); });
 }
 

@@ -204,29 +204,31 @@ TEST_P(Models, BrokenDirectories) {
   };
   refused("the tensor model.norm.weight is missing",
           [&](auto& out) { find(out, "model.norm.weight").name = "model.norm.weights"; });
-  refused("the tensor model.layers.0.extra belongs to no part", [&](auto& out) {
+  refused("the tensor model.layers.0.extra does not belong to a qwen3", [&](auto& out) {
     out.tensors.push_back({"model.layers.0.extra", encoder().zeros({2}, DType::kF32)});
   });
-  refused("the tensor model.embed_tokens.weight must be [80, 64] by config.json, got [81, 64]",
-          [&](auto& out) {
-            find(out, "model.embed_tokens.weight").tensor = encoder().zeros({81, 64}, DType::kF32);
-          });
+  refused(
+      "the tensor model.embed_tokens.weight must be [80, 64] according to config.json, got [81, "
+      "64]",
+      [&](auto& out) {
+        find(out, "model.embed_tokens.weight").tensor = encoder().zeros({81, 64}, DType::kF32);
+      });
   refused("must be f32, f16 or bf16, got i32", [&](auto& out) {
     find(out, "model.norm.weight").tensor = encoder().zeros({64}, DType::kI32);
   });
-  refused("weights must be of one type", [&](auto& out) {
+  refused("weights must have the same type", [&](auto& out) {
     find(out, "model.layers.1.self_attn.k_proj.weight").tensor =
         encoder().zeros({32, 64}, DType::kBF16);
   });
   refused("model.layers.0.input_layernorm.weight is f16, the embedding f32", [&](auto& out) {
     find(out, "model.layers.0.input_layernorm.weight").tensor = encoder().zeros({64}, DType::kF16);
   });
-  refused("which groups of 128 do not divide", [&](auto& out) {
+  refused("no multiple of the group size 128", [&](auto& out) {
     out.config.set("quantization", formats::Json::parse(R"({"bits": 4, "group_size": 128})", "q"));
     out.tensors.push_back({"lm_head.scales", encoder().zeros({80, 2}, DType::kF32)});
     out.tensors.push_back({"lm_head.biases", encoder().zeros({80, 2}, DType::kF32)});
   });
-  refused("does not say how it is packed", [&](auto& out) {
+  refused("does not say how it is quantised", [&](auto& out) {
     out.tensors.push_back({"lm_head.scales", encoder().zeros({80, 2}, DType::kF32)});
   });
   refused("the tensor lm_head.scales is missing", [&](auto& out) {

@@ -99,7 +99,7 @@ TEST(ModelPacking, SaysWhatIsWrong) {
   expect_error(Errc::kArgument, "got 9 in groups of 64",
                [] { models::packing_with(models::usual_packing({4, 64}), {{"*", {9, 64}}}); });
   const auto rule = models::packing_with(models::usual_packing({4, 64}), {{"*.x", {4, 64}}});
-  expect_error(Errc::kArgument, "a.x has rows of 96 numbers, which groups of 64 do not divide",
+  expect_error(Errc::kArgument, "a.x has rows of 96 values, no multiple of the group size 64",
                [&] { rule(part("a.x", {8, 96})); });
 }
 

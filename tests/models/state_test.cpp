@@ -179,7 +179,7 @@ TEST_P(ModelState, SnapshotsAndFiles) {
       state.trim(encoder(), 1, 4);
       expect_alike(go_on(state), want);
     } else {
-      expect_error(Errc::kArgument, "cannot forget", [&] { state.trim(encoder(), 1, 4); });
+      expect_error(Errc::kArgument, "cannot drop", [&] { state.trim(encoder(), 1, 4); });
     }
     expect_error(Errc::kArgument, "0 to 11", [&] { state.trim(encoder(), 1, 12); });
     expect_error(Errc::kArgument, "from 0 to 1, got 2",
