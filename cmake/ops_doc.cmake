@@ -65,7 +65,7 @@ foreach(op IN LISTS ops)
     set(kernel ${CMAKE_MATCH_1})
     set(of_kernel "${CMAKE_MATCH_2}")
     if(of_kernel STREQUAL "u8 u16 u32 u64")
-      set(of_kernel "any, moved by its size")
+      set(of_kernel "any, copied by size")
     endif()
     string(REPLACE " " ";" each "${of_kernel}")
     list(LENGTH each count)
@@ -97,8 +97,8 @@ endforeach()
 set(text "# Operations
 
 Generated from the headers in include/mlxtape/ops and from the kernels in the build by `make docs`; edit the headers.
-Kernels that differ in the types they take are set apart by a stroke; each op's section says which is which. f64 can be
-cast from and to, on the CPU alone.
+Kernels of an op that support different types are separated by a slash; each op's section says which is which. Casts from
+and to f64 are supported on the CPU only.
 
 | op | what it does | backends | types of its kernels |
 |---|---|---|---|

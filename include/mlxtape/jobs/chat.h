@@ -1,14 +1,15 @@
-// ChatSession: turns of a user and a model by its chat template. The model's past is kept: of each turn only what is new is
-// processed.
+// ChatSession: a conversation between a user and a model, formatted by its chat template. The cache is kept between turns:
+// each turn processes only the new tokens.
 //
 //   ChatSession chat(*encoder, model, tokenizer, settings);
 //   const Reply reply = chat.say("What is the capital of Peru?");
 //   reply.answer.text;
 //
-// A template may write earlier turns in another way than they were said (thinking left out, spaces trimmed), and an answer's
-// text may fall into other tokens than the model chose. What the model reads is always the template's text of all turns, as if
-// nothing were kept: as far as that is what the past holds it is used (jobs/engine.h), and the rest is read again.
-// Errors     without a chat template: kArgument. A turn that fails leaves the session as it was.
+// A template may render earlier turns differently from how they were generated (thinking dropped, spaces trimmed), and an
+// answer's text may be tokenised differently from how the model generated it. The model always sees the tokens of the rendered
+// conversation, as if nothing were cached: the longest prefix that the cache holds is reused (jobs/engine.h), the rest is
+// processed again.
+// Errors     no chat template: kArgument. A turn that fails leaves the session unchanged.
 #pragma once
 
 #include <memory>
@@ -21,15 +22,15 @@ namespace mlxtape::jobs {
 
 struct ChatSettings {
   GenerateOptions generate;        // of each answer; on_text's sequence is 0
-  std::string system;              // said before all else; empty: nothing
-  formats::Json variables;         // an object for the template: {"enable_thinking": false}
-  std::int64_t max_context = 0;    // tokens of all turns; 0: as many positions as the model knows
-  std::int64_t first_room = 4096;  // tokens that there is room for after the first question
+  std::string system;              // system prompt; empty: none
+  formats::Json variables;         // extra template variables: {"enable_thinking": false}
+  std::int64_t max_context = 0;    // tokens of all turns; 0: the model's maximum context length
+  std::int64_t first_room = 4096;  // tokens allocated for after the first question
 };
 
 struct Reply {
   Generated answer;
-  std::int64_t kept = 0, read = 0;  // of the prompt's tokens: in the state already, and read now
+  std::int64_t kept = 0, read = 0;  // tokens of the prompt: already cached, and processed now
   double read_seconds = 0, seconds = 0;
   std::size_t peak_bytes = 0;  // of the device's memory, since this turn began
 };
@@ -42,10 +43,10 @@ class ChatSession {
   ~ChatSession();
 
   Reply say(const std::string& text);
-  void reset();  // nothing was said
+  void reset();  // starts a new conversation
 
-  const formats::Json& messages() const { return messages_; }  // as the template gets them
-  std::int64_t tokens() const;                                 // in the state
+  const formats::Json& messages() const { return messages_; }  // as passed to the template
+  std::int64_t tokens() const;                                 // in the cache
 
  private:
   std::vector<std::int32_t> encode(const formats::Json& messages, bool ask) const;
@@ -57,7 +58,7 @@ class ChatSession {
   const formats::Tokenizer& tokenizer_;
   ChatSettings options_;
   formats::Json messages_;
-  std::unique_ptr<Engine> engine_;  // of one slot
+  std::unique_ptr<Engine> engine_;  // with one slot
 };
 
 }  // namespace mlxtape::jobs

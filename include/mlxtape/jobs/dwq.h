@@ -1,19 +1,21 @@
-// dwq: a packed model is brought nearer to the one it was made from: its scales and biases learn, its codes stay.
+// dwq: distilled weight quantisation: a quantised model is trained to match the model that it was made from. Its scales and
+// biases are tuned, its codes stay as they are.
 //
 //   models::Model student = quantize_model(*encoder, teacher, usual_packing({2, 64}));
 //   const DwqResult r = dwq(*encoder, student, {.model = &teacher}, train, valid);
 //
 // Formula    loss = Σ m·KL(softmax(t/T) ‖ softmax(z/T)) / Σ m over a batch's tokens, t and z the teacher's and the student's
-//            logits, T = 2, without a factor T²; m = 1 where the batch has a target, so that padding does not count.
-//            With stored targets t are its k largest, z is taken where they were, and both softmaxes are over those k.
-// Learns     scales and biases of every weight packed in less than 8 bits, which leaves routers as they are; masters and Adam
-//            in f32, with bias correction, without decay; one pass over the batches at one rate. As mlx-lm's dwq, which does
-//            not freeze norms, filters, decays and biases of projections either: with others they learn too.
-// Validation the same loss over valid, before, every validate_every steps, after. Where it ends above where it began, the
-//            student gets the values of the lowest one, and the result says so.
-// Memory     of the teacher's and the student's logits some rows at a time (jobs/evaluate.h). With a resident teacher both
-//            models; where both are of the same files on a CPU, what they share is there once. With targets no teacher.
-// Resume     by fit, to the same bits; the student must be made, or loaded, as it was for the run.
+//            logits, T = 2, without a factor T²; m = 1 for tokens with a target, so that padding does not count.
+//            With stored targets t holds the teacher's k largest logits, z is taken at the same indices, and both softmaxes are
+//            over those k.
+// Trained    scales and biases of every weight with fewer than 8 bits, which leaves out routers; masters and Adam in f32, with
+//            bias correction, without weight decay; one pass over the batches at a constant rate. As mlx-lm's dwq, which also
+//            trains norms, filters, decays and biases of projections: `others` includes them.
+// Validation the same loss over valid: before, every validate_every steps, and after. If it ends higher than it began, the
+//            student gets the weights with the lowest loss, and the result says so.
+// Memory     the logits of both models for some rows at a time (jobs/evaluate.h). With a resident teacher both models; if both
+//            map the same files on a CPU, shared weights are in memory once. With stored targets no teacher.
+// Resume     by fit, with the same bits; the student must be made, or loaded, as it was for the first run.
 #pragma once
 
 #include <string>
@@ -23,13 +25,13 @@
 
 namespace mlxtape::jobs {
 
-// One of the two.
+// Exactly one of the two.
 struct DwqTeacher {
   const models::Model* model = nullptr;  // on the student's device
   const Targets* targets = nullptr;
 };
 
-// What mlx-lm's dwq takes: its samples, batches and steps.
+// Samples and batches, with the defaults of mlx-lm's dwq.
 struct DwqData {
   std::int64_t samples = 2048, valid_samples = 32;
   BatchOptions batches{.max_tokens = 1025, .seed = 123};
@@ -40,25 +42,25 @@ FitOptions dwq_fit();
 struct DwqOptions {
   FitOptions fit = dwq_fit();
   double temperature = 2;
-  bool others = false;          // norms and all that is never packed learn too
-  bool checkpoint = false;      // layers are computed again on the way back
-  std::int64_t chunk_rows = 0;  // of logits at a time; 0: as many as are quick
+  bool others = false;          // also train norms and everything else that is never quantised
+  bool checkpoint = false;      // activation checkpointing: recompute layers in the backward pass
+  std::int64_t chunk_rows = 0;  // of logits at a time; 0: chosen for speed
 };
 
 struct DwqResult {
   FitResult fit;
-  std::int64_t trained = 0;  // numbers that learned
+  std::int64_t trained = 0;  // number of trained values
   double initial = 0, final = 0;
-  // The final loss is above the initial one: the student has the values of fit.held_step, whose loss is kept.
+  // The final loss is higher than the initial one: the student has the weights of fit.held_step, whose loss is `kept`.
   bool worse = false;
   double kept = 0;
-  std::string warning;  // a line for people; empty where all is well
+  std::string warning;  // a line to show the user; empty if all is well
 };
 
-// What can learn, in the order of a file.
+// The parameters that can be trained, in the order of a file.
 std::vector<Trainable> dwq_trainables(const models::Model& student, bool others = false);
 
-// student: what learns is put into new memory first, so that no copy of it changes.
+// student: trained parameters are copied to new memory first, so that other copies of the model do not change.
 DwqResult dwq(CommandEncoder& encoder, models::Model& student, const DwqTeacher& teacher,
               const Batches& train, const std::vector<Batch>& valid, const DwqOptions& options = {},
               const FitHooks& hooks = {});

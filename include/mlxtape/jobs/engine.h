@@ -44,15 +44,15 @@ namespace mlxtape::jobs {
 
 struct EngineOptions {
   std::int64_t slots = 1;
-  std::int64_t context = 0;  // most tokens of a sequence; 0: as many positions as the model has
-  std::int64_t first_room = 1024;  // tokens after a prompt that there is room for at first
+  std::int64_t context = 0;  // maximum tokens per sequence; 0: the model's maximum context length
+  std::int64_t first_room = 1024;  // tokens allocated for after a prompt at first
   std::int64_t prefill_chunk = 2048;
   bool logprobs = false;  // of chosen tokens; and the most likely ones, there and beside scores
   bool prompts_first = false;   // quickest for a batch whose requests are all there at once
   std::int64_t score_rows = 0;  // positions whose logits exist at a time; 0: as many as are quick
   // How much of a slot's prompt was read, of all that is to be read; called as layers are done.
   std::function<void(std::int64_t slot, std::int64_t read, std::int64_t all)> on_read = {};
-  // Once, before a sequence first has more tokens than the model has positions.
+  // Called once, before a sequence first exceeds the model's maximum context length.
   std::function<void(std::int64_t tokens, std::int64_t positions)> on_beyond = {};
   // For more than scores, such as a comparison with another model. Called with the scored positions of one step, slot by slot
   // in the order of admission, then by position. They must not call this engine. on_hidden: the head's input, [positions,
@@ -65,7 +65,7 @@ struct EngineOptions {
 struct Request {
   std::vector<std::int32_t> prompt;
   SamplingOptions sampling = {};
-  // A later prompt is likely to begin with so many tokens of this one: a mark is left there. 0: none.
+  // A later prompt is likely to begin with this many tokens of this one: a mark is made there. 0: none.
   std::int64_t mark_at = 0;
   std::vector<std::int32_t> targets = {};  // at most one per prompt token; -1: none here
   bool generate = true;                    // false: only score; needs a target
@@ -106,7 +106,7 @@ class Engine {
   bool is_reading() const;  // is any prompt not read yet?
   // Of the prompt of the request that has the slot, or had it last: tokens that were in its past already.
   std::int64_t kept(std::int64_t slot) const;
-  std::int64_t held(std::int64_t slot) const;  // tokens of its past
+  std::int64_t held(std::int64_t slot) const;  // tokens in its cache
   std::int64_t context() const;
 
  private:

@@ -1,7 +1,7 @@
-// evaluate: how well a model predicts texts, and how near it is to another that it was made from.
+// evaluate: how well a model predicts text data, and how close it is to a reference model.
 //
 //   const auto rows = rows_of_length(read_samples(file, tokenizer), 512);
-//   const Evaluation e = evaluate(*encoder, packed, &model, rows);    // or of every_batch (jobs/dataset.h): samples, padded
+//   const Evaluation e = evaluate(*encoder, packed, &model, rows);    // or every_batch (jobs/dataset.h): samples, padded
 //
 // Formula    over the N targets that count, z a model's logits, p = softmax(z):
 //            l = −log p[target];  perplexity = exp(mean l), its error perplexity·std(l)/√N, as mlx-lm has it
@@ -26,8 +26,8 @@
 
 namespace mlxtape::jobs {
 
-// All samples after one another, cut into rows of length tokens, as mlx-lm's perplexity; what is left over at the end is not
-// used. A row predicts length − 1 tokens. most: so many rows at the most; 0: all. Throws kArgument where there is no row.
+// All samples joined and cut into rows of length tokens, as in mlx-lm's perplexity; a remainder is dropped.
+// A row predicts length − 1 tokens. most: maximum number of rows; 0: all. Throws kArgument if there is no full row.
 std::vector<Batch> rows_of_length(const std::vector<Sample>& samples, std::int64_t length = 512,
                                   std::int64_t batch_size = 8, std::int64_t most = 0);
 
@@ -39,9 +39,9 @@ struct Evaluation {
   std::int64_t tokens = 0;  // N
   double loss = 0;          // mean l
   Estimate perplexity;
-  // Where there is a reference:
+  // With a reference:
   Estimate reference_perplexity, kl, agreement;
-  bool stopped = false;  // the numbers are those of the batches before
+  bool stopped = false;  // the numbers cover only the batches so far
   double seconds = 0;
   std::size_t peak_bytes = 0;
 };
@@ -49,7 +49,7 @@ struct Evaluation {
 struct EvaluateOptions {
   std::int64_t chunk_rows = 0;  // logits of so many targets at a time; 0: as many as are quick
   std::function<void(std::int64_t done, std::int64_t all)> progress;  // batches
-  std::function<bool()> stop;                                         // asked after each batch
+  std::function<bool()> stop;  // called after each batch: true stops
 };
 
 // reference: null, or a model on the same device.

@@ -8,23 +8,23 @@
 // Rows       a row-sparse gradient (mlxtape/tape/rows.h), of an embedding that is not also the head, is stepped by rows: rows
 //            that no token selected stay unchanged. With lazy_rows off every row decays, as in mlx-lm, and also where the
 //            optimiser takes no rows.
-// State      in a folder (mlxtape/jobs/run_folder.h) state.safetensors: master weights, the optimiser's states, t, the best so
-//            far and what was reported, in one file that is written atomically; best.safetensors: the trainables at the lowest
-//            validation loss, written after a state of that step. Both end with a checksum, verified before anything in them
-//            is used: a damaged file is an error and is left as it is. States of format 1 had no checksum and are refused.
-//            A batch is a function of its number, and so must be whatever else the objective draws: nothing else needs to be
+// Checkpoint in a folder (mlxtape/jobs/run_folder.h) state.safetensors: master weights, the optimiser's states, t, the best
+//            step so far and the loss history, in one file that is written atomically; best.safetensors: the trainables at the
+//            lowest validation loss, written after a checkpoint of that step. Both end with a checksum, verified before they
+//            are used: a damaged file is an error and is left as it is. Format 1 had no checksum and is refused.
+//            A batch is a function of its number, and so must be any random numbers of the objective: nothing else needs to be
 //            saved. The same bits are promised on the same device.
-//            A state belongs to a run with the same options and fingerprint: another is an error that says which setting
-//            differs. Free to change are report_every, save_every and, without cosine, iterations.
-//            If there is a state and resume is off, it is an error: a run must not overwrite another.
-// Capture    on devices whose traits say that it pays, the whole step is captured once for each shape of batch and replayed,
-//            with the same bits. With accumulation the gradients of a batch are captured by shape and the update apart; where
-//            some of these gradients are row-sparse, nothing is.
+//            A checkpoint belongs to a run with the same options and fingerprint: a difference is an error that names the
+//            setting. report_every, save_every and, without cosine, iterations may change.
+//            A checkpoint with resume off is an error: a run must not overwrite another.
+// Capture    on devices where it is faster (by their traits), the whole step is captured once for each shape of batch and
+//            replayed, with the same bits. With accumulation, gradients are captured by shape and the update separately; if
+//            some gradients are row-sparse, nothing is captured.
 // Waiting    the host reads the loss and norm of a step once the next step is queued, or earlier where they are needed: for a
-//            report, a validation, a state.
-// Errors     a loss or norm, or weights to be saved or returned, that are not finite: NotFinite, which says at which step, that
-//            neither it nor the step after it was kept, and how to resume: the state on disk is the last good one. A state that
-//            cannot be written: kIo; the previous one is untouched. Either message describes the state only after reading it.
+//            report, a validation, a checkpoint.
+// Errors     a loss, norm or weights to be saved that are not finite: NotFinite, which names the step; that step and the next
+//            are discarded, and the checkpoint on disk is the last good one. A checkpoint that cannot be written: kIo; the
+//            previous one is untouched. Either message describes the checkpoint only after reading it.
 #pragma once
 
 #include <cstdint>
@@ -62,25 +62,25 @@ struct Objective {
   std::function<Recorded(Tape& tape)> record;
 };
 
-// Whose values the trainables hold at the end: the last step's, those of the lowest validation, or of that only where the
-// last validation is above the first and the run was not stopped.
+// Which step's values the trainables hold at the end: the last, the one with the lowest validation loss, or the latter only
+// if the last validation is above the first and the run was not stopped.
 enum class EndWith { kLast, kBest, kBestIfWorse };
 
-// What a job gives fit to do.
+// What a job passes to fit.
 struct FitTask {
   std::vector<Trainable> trainables;
   Objective objective;
-  std::function<double()> validate = {};  // the loss that counts; none: there is no validation
-  // Files beside the state: it is on the disk and of this step, written just now or found where a run goes on.
+  std::function<double()> validate = {};  // the validation loss; unset: no validation
+  // For further files of a job: called when a checkpoint of this step is on disk, just written or found on resuming.
   std::function<void(std::int64_t step)> with_state = {};
   EndWith end_with = EndWith::kLast;
 };
 
 struct FitPoint {
   std::int64_t step = 0;
-  double loss = 0;  // mean of the steps since the last point, or of the validation
+  double loss = 0;  // mean over the steps since the last point, or the validation loss
   double rate = 0, norm = 0,
-         tokens_per_second = 0;  // rate and norm, before it is clipped, of that step
+         tokens_per_second = 0;  // that step's rate, and norm before clipping
 };
 
 struct FitOptions {
@@ -89,36 +89,35 @@ struct FitOptions {
   std::int64_t warmup = 0;
   bool cosine = false;
   double final_share = 0;
-  double clip = 0;  // 0: none
+  double clip = 0;  // 0: no clipping
   OptimiserPtr optimiser = std::make_shared<AdamW>();
   bool lazy_rows = true;
   std::optional<bool> capture;  // of steps; unset: as the device's traits say
-  std::int64_t report_every = 10, validate_every = 200, save_every = 100;  // 0: at the end alone
-  std::string folder;   // empty: no state is written
-  bool resume = false;  // go on from the folder's state; begin where there is none yet
+  std::int64_t report_every = 10, validate_every = 200, save_every = 100;  // 0: at the end only
+  std::string folder;   // empty: no checkpoint is written
+  bool resume = false;  // from the folder's checkpoint; starts a new run if there is none
   std::map<std::string, std::string>
-      fingerprint;  // what a state must agree on beside these options: data, model, …
+      fingerprint;  // what must be equal to resume, besides these options: data, model, …
 };
 
-// What a caller wants to be told.
+// Callbacks for the caller.
 struct FitHooks {
-  std::function<void(std::int64_t step)>
-      on_resumed;                                  // before anything else, where a state was found
-  std::function<void(std::int64_t step)> on_step;  // after each, for progress
-  std::function<void(const FitPoint&)> on_report;  // every report_every steps
+  std::function<void(std::int64_t step)> on_resumed;  // first, if a checkpoint was found
+  std::function<void(std::int64_t step)> on_step;     // after each, for progress
+  std::function<void(const FitPoint&)> on_report;     // every report_every steps
   std::function<void(const FitPoint&)>
       on_validated;  // before the first step, every validate_every, after the last
   std::function<void(std::int64_t step)> on_saved;
-  std::function<bool()> stop;  // asked after each step: true saves the state and returns
+  std::function<bool()> stop;  // called after each step: true saves a checkpoint and returns
 };
 
 struct FitResult {
-  std::int64_t steps = 0;  // of the run in all, also before it was resumed
+  std::int64_t steps = 0;  // of the whole run, including before it was resumed
   bool stopped = false;
   std::vector<FitPoint> reports, validations;  // of the whole run
   std::int64_t best_step = -1;                 // -1: never validated
   double best_loss = 0;
-  std::int64_t held_step = 0;  // whose values the trainables hold
+  std::int64_t held_step = 0;  // the step whose values the trainables hold
   std::size_t peak_bytes = 0;
   // Since this call:
   std::int64_t replays = 0;  // of captured steps, or with accumulation of batches and updates
@@ -131,7 +130,7 @@ Check fit_check(const std::vector<Trainable>& trainables, const FitOptions& opti
 FitResult fit(CommandEncoder& encoder, const FitTask& task, const FitOptions& options,
               const FitHooks& hooks = {});
 
-// Values by name from a file that fit wrote, state or best, into tensors that are there.
+// Loads values by name from a file that fit wrote, checkpoint or best, into existing tensors.
 void load_trainables(CommandEncoder& encoder, const std::string& file,
                      const std::vector<Trainable>& trainables);
 

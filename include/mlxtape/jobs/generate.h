@@ -1,11 +1,11 @@
-// generate: text that a model goes on with after each of some prompts, side by side.
+// generate: continues one or more prompts, as one batch.
 //
 //   const Model model = load_model(directory, *encoder);
 //   const auto tokenizer = formats::Tokenizer::from_directory(directory);
 //   const auto report = generate(*encoder, model, tokenizer, {tokenizer.encode("The river")}, options);
 //
-// Prompts may differ in length. Each is read in chunks, then all go on together, a token each at a time (jobs/engine.h). Each
-// sequence draws with a seed of its own, made from the seed and its number.
+// Prompts may differ in length. Each is processed in chunks, then all decode together, one token each per step (jobs/engine.h).
+// Each sequence samples with a seed of its own, derived from the seed and its number.
 #pragma once
 
 #include <cstdint>
@@ -23,18 +23,19 @@ namespace mlxtape::jobs {
 struct GenerateOptions {
   SamplingOptions sampling;
   std::int64_t max_tokens = 256;
-  std::vector<std::int32_t> stop_tokens;  // beside the tokenizer's own ends of text
-  bool ignore_ends = false;               // max_tokens whatever they are: to measure speed
-  std::vector<std::string> stop_strings;  // neither they nor what follows is in the text
+  std::vector<std::int32_t> stop_tokens;  // besides the tokenizer's own end-of-text tokens
+  bool ignore_ends = false;               // always generate max_tokens: to measure speed
+  std::vector<std::string> stop_strings;  // the text ends before the first of them
   std::int64_t prefill_chunk = 2048;
-  bool logprobs = false;  // of every token, and of the most likely ones in its place
-  // Text as soon as it cannot change any more: whole characters, no beginning of a stop string. False ends that sequence.
+  bool logprobs =
+      false;  // also return those of every token and of the most likely ones at its position
+  // New text as soon as it is final: whole characters, no possible start of a stop string. Returning false ends the sequence.
   std::function<bool(std::size_t sequence, std::string_view text)> on_text;
-  // Asked before each chunk of a prompt and each token: true ends all sequences, with what they have.
+  // Called before each chunk of a prompt and each token: true ends all sequences, keeping what they have.
   std::function<bool()> stop;
-  // How much of all prompts has been read, in tokens; called as layers are done.
+  // Progress of all prompts, in tokens; called as layers finish.
   std::function<void(std::int64_t done, std::int64_t all)> on_read;
-  // Once, before a sequence first has more tokens than the model has positions.
+  // Called once, before a sequence first exceeds the model's maximum context length.
   std::function<void(std::int64_t tokens, std::int64_t positions)> on_beyond;
 };
 
@@ -42,20 +43,19 @@ enum class Finish : std::uint8_t { kStopToken, kStopString, kLength, kCancelled 
 const char* name_of(Finish finish) noexcept;  // "stop", "stop string", "length", "cancelled"
 
 struct Generated {
-  std::vector<std::int32_t> tokens;  // the stop token not among them
+  std::vector<std::int32_t> tokens;  // without the stop token
   std::string text;
-  // With GenerateOptions::logprobs, for each token: its own, and the most likely ones with theirs.
+  // With GenerateOptions::logprobs, for each token: its own, and those of the most likely tokens.
   std::vector<float> logprobs = {};
   std::vector<std::vector<std::pair<std::int32_t, float>>> top = {};
   Finish finish = Finish::kLength;
 };
 
 struct GenerateReport {
-  std::vector<Generated> sequences;  // as the prompts
+  std::vector<Generated> sequences;  // in the order of the prompts
   std::int64_t prompt_tokens = 0, tokens = 0;
   double prompt_seconds = 0, seconds = 0;
-  std::size_t peak_bytes =
-      0;  // of the device's memory, the weights that were loaded to it among it
+  std::size_t peak_bytes = 0;  // of device memory, including loaded weights
 };
 
 GenerateReport generate(CommandEncoder& encoder, const models::Model& model,
@@ -63,11 +63,11 @@ GenerateReport generate(CommandEncoder& encoder, const models::Model& model,
                         const std::vector<std::vector<std::int32_t>>& prompts,
                         const GenerateOptions& options = {});
 
-// Text up to the first of some strings, given out in pieces.
+// Splits streamed text at the first of some stop strings.
 class TextUntil {
  public:
   explicit TextUntil(std::vector<std::string> ends) : ends_(std::move(ends)) {}
-  // What is certain to come before the end; last: nothing follows.
+  // The text that is certain to come before a stop string; last: nothing follows.
   std::string add(std::string_view text, bool last = false);
   bool ended() const { return ended_; }
 

@@ -1,5 +1,5 @@
-// NotFinite: a loss, a gradient, a sensitivity or logits are no numbers or without bounds: nothing that the caller passed
-// is wrong by itself, the numbers ran away. Other errors of kArgument are.
+// NotFinite: a loss, a gradient, a sensitivity or logits became NaN or infinite. Unlike other errors of kArgument, nothing that
+// the caller passed is wrong by itself: the numbers diverged.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace mlxtape::jobs {
 
-// nan, inf or -inf. The sign of NaN says nothing, and differs from processor to processor.
+// nan, inf or -inf. The sign of NaN means nothing, and differs between processors.
 inline std::string text_of_nonfinite(double value) {
   if (std::isnan(value)) return "nan";
   return value > 0 ? "inf" : "-inf";

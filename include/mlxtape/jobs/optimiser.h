@@ -1,17 +1,17 @@
-// optimiser: what changes weights by their gradients, as the training loop, its states on the disk and the program's flags see it.
+// optimiser: updates weights by their gradients, as seen by the training loop, its checkpoints and the program's flags.
 //
 //   FitOptions options;
 //   options.optimiser = make_optimiser("lion", {{"weight_decay", 0.1}});
 //   options.optimiser = std::make_shared<Sgd>(ops::SgdOptions{.momentum = 0.9F});   // the same by its type
 //
 // Formulas   mlxtape/ops/optimiser.h, with the options and defaults of mlx.optimizers. Adam is AdamW without decay.
-// Muon       is for matrices of products: a Trainable that is_matrix and has two axes or more, of which a stack's are stepped
-//            one by one. Whatever else there is, embeddings, heads, norms, filters, scales, is stepped by AdamW with bias correction
-//            and the same weight_decay, at adamw_share of the learning rate: 0.015 is the usual 3e-4 beside 0.02.
+// Muon       is for the weights of matrix products: a Trainable that is_matrix and has two axes or more; each matrix of a stack
+//            is updated by itself. Everything else (embeddings, heads, norms, filters, scales) is updated by AdamW with bias
+//            correction and the same weight_decay, at adamw_share times the learning rate: 0.015 gives the usual 3e-4 for 0.02.
 // States     f32, of the parameter's shape, zeros at first. In a file "<state>:<parameter>": "adamw.m:model.norm.weight".
-// Your own   derive from Optimiser: settings, states and step. What step is given is checked already.
+// Your own   derive from Optimiser: settings, states and step. The arguments of step have already been checked.
 //
-// Threads    An Optimiser never changes: any.
+// Threads    any: an Optimiser never changes.
 #pragma once
 
 #include <map>
@@ -25,18 +25,18 @@ namespace mlxtape::jobs {
 
 struct Trainable {
   std::string name;
-  Tensor
-      tensor;  // contiguous, f32 or 16 bits (a master copy in f32 is kept then); written in place
-  bool is_matrix = true;  // with two axes or more; not: embeddings, heads, filters, scales of codes
+  Tensor tensor;  // contiguous, f32, or 16 bits with a master copy in f32; updated in place
+  bool is_matrix =
+      true;  // if it has two axes or more; false for embeddings, heads, filters, quantisation scales
 };
 
-// A parameter, what is kept of it between steps, and its gradient of this step.
+// A parameter, its optimiser states, and its gradient in this step.
 struct OptimiserSlot {
   Trainable of;
   Tensor w, master;            // master: f32, where w has 16 bits
   std::vector<Tensor> states;  // as Optimiser::states names them
   Tensor grad = {};
-  Tensor ids = {};  // where grad has rows alone (mlxtape/tape/rows.h)
+  Tensor ids = {};  // if grad is row-sparse (mlxtape/tape/rows.h)
 
   const Tensor& value() const { return master.defined() ? master : w; }
 };
@@ -48,12 +48,12 @@ class Optimiser {
   virtual ~Optimiser() = default;
 
   virtual std::string name() const = 0;
-  // What must be the same for a run to go on from a state; its name too, where they do not say it as "optimizer".
+  // What must be the same for a checkpoint to be resumed; also the name, unless they have it as "optimizer".
   virtual Settings settings() const = 0;
   virtual Check check() const { return std::nullopt; }  // of the options
   virtual std::vector<std::string> states(const Trainable& of) const = 0;
   virtual bool takes_rows(const Trainable& /*of*/) const { return true; }  // off: grad is dense
-  // numbers.t has counted this step already.
+  // numbers.t already counts this step.
   virtual void step(CommandEncoder& encoder, const std::vector<OptimiserSlot>& slots,
                     const ops::StepNumbers& numbers) const = 0;
 };
@@ -73,7 +73,9 @@ struct AdamW : Optimiser {
 
 struct Adam final : AdamW {
   explicit Adam(const ops::AdamWOptions& o = {}) : AdamW(o) { options.weight_decay = 0; }
-  std::string name() const override { return "adam"; }  // in settings adamw, which it is
+  std::string name() const override {
+    return "adam";
+  }  // "adamw" in settings, which is the same update
 };
 
 struct Sgd final : Optimiser {
@@ -103,7 +105,7 @@ struct Lion final : Optimiser {
 struct Muon final : Optimiser {
   ops::MuonOptions options;
   double adamw_share = 0.015;
-  ops::AdamWOptions adamw{.bias_correction = true};  // its weight_decay is that of options
+  ops::AdamWOptions adamw{.bias_correction = true};  // weight_decay is taken from options
 
   explicit Muon(const ops::MuonOptions& o = {}) : options(o) {}
   std::string name() const override { return "muon"; }
@@ -120,19 +122,19 @@ struct Muon final : Optimiser {
 std::vector<std::string> optimiser_names();  // "adamw", "adam", "sgd", "muon", "lion"
 
 struct OptimiserSetting {
-  std::string name;        // as in mlx.optimizers; of its betas "beta1" and "beta2"
+  std::string name;        // as in mlx.optimizers; betas are "beta1" and "beta2"
   double value = 0;        // the default
   bool is_switch = false;  // 1: on, 0: off
 };
 using OptimiserNumbers = std::map<std::string, double>;
-// usual: defaults in place of its own, where it has such settings. kArgument for a name that is none.
+// usual: defaults that replace its own, if it has such settings. kArgument for an unknown name.
 std::vector<OptimiserSetting> optimiser_settings(const std::string& name,
                                                  const OptimiserNumbers& usual = {});
-// kArgument for a setting that it does not have, or a value that it does not take.
+// kArgument for a setting that it does not have, or a value that is not allowed.
 OptimiserPtr make_optimiser(const std::string& name, const OptimiserNumbers& given = {},
                             const OptimiserNumbers& usual = {});
 
-// What it steps, with masters and states as they are before the first step.
+// The parameters with masters and states as they are before the first step.
 std::vector<OptimiserSlot> make_slots(CommandEncoder& encoder, const Optimiser& optimiser,
                                       const std::vector<Trainable>& trainables);
 

@@ -1,8 +1,8 @@
-// RunFolder: the files that a run keeps while it is not done, their names, and who may work on them.
+// RunFolder: the files of an unfinished run, their names, and which process may use them.
 //
-// Files      state.safetensors, best.safetensors (mlxtape/jobs/fit.h). Of lora (mlxtape/jobs/lora.h) also what it is to give:
-//            adapters.safetensors, adapter_config.json, and 0000100_adapters.safetensors of each save.
-// Threads    An object: one thread at a time. Processes keep out of each other's way by enter().
+// Files      state.safetensors, the checkpoint, and best.safetensors (mlxtape/jobs/fit.h). For lora (mlxtape/jobs/lora.h) also
+//            the result: adapters.safetensors, adapter_config.json, and 0000100_adapters.safetensors for each save.
+// Threads    An object: one thread at a time. enter() keeps other processes out.
 #pragma once
 
 #include <memory>
@@ -14,9 +14,9 @@ namespace mlxtape::jobs {
 
 class RunFolder {
  public:
-  RunFolder() = default;  // none: nothing is kept
+  RunFolder() = default;  // none: no checkpoint is kept
   explicit RunFolder(std::string path) : path_(std::move(path)) {}
-  // The one of a run whose result will be at output: <output>.state.
+  // The folder of a run whose result will be at output: <output>.state.
   static RunFolder beside(const std::string& output);
 
   bool is_used() const { return !path_.empty(); }
@@ -28,24 +28,24 @@ class RunFolder {
   std::string adapter_config() const;
 
   bool has_state() const;
-  // Why the run cannot go on: its state is missing, or a file of it is damaged. Empty: it can; both were read.
+  // Why the run cannot be resumed: its checkpoint is missing, or a file is damaged. Empty: it can; both files were read.
   std::string fault() const;
-  // state.safetensors and best.safetensors as fit writes them, by their headers: what they hold may be damaged.
+  // Are these state.safetensors and best.safetensors as fit writes them? Judged by their headers: the content may be damaged.
   static bool is_state_file(const std::string& path);
   static bool is_best_file(const std::string& path);
-  // Why no run may begin here: there is no state, but a file of a name that the run would write. Empty: it may.
+  // Why no run may start here: there is no checkpoint, but a file with a name that a run would write. Empty: it may.
   std::string new_run_fault() const;
-  // The first of the files that lora gives, or of a run that lost its state; empty: none is there.
+  // The first file that is a result of lora, or is left from a run without a checkpoint; empty: there is none.
   std::string result() const;
-  // The first of these that no run wrote. Links are replaced, not followed: none of them.
+  // The first of these that no run wrote; links, which are replaced and not followed, do not count.
   std::string strange_result() const;
-  // Both files that must go for a run to begin anew, in words.
+  // The files to delete in order to start over, in words.
   static std::string names_of_state() { return std::string(kState) + " and " + kBest; }
 
-  // Makes the folder, keeps other processes out as long as this or a copy of it lives, and removes what a process has left
-  // there that was killed while it wrote. Throws kIo where another run is under way in it, and what new_run_fault says.
+  // Creates the folder, keeps other processes out while this or a copy of it lives, and removes half-written files of a
+  // process that was killed. Throws kIo if another run is using the folder, and for what new_run_fault reports.
   void enter();
-  // Takes away state and best, where fit wrote them, and the folder where nothing else is in it. Throws kIo.
+  // Deletes the checkpoint and best if fit wrote them, and the folder if nothing else is in it. Throws kIo.
   void remove() const;
 
  private:

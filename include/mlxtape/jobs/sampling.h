@@ -1,4 +1,4 @@
-// How a token is chosen from a row of logits: the op's settings for one row (mlxtape/ops/sample.h), and a bias for some tokens.
+// How a token is sampled from a row of logits: the op's settings for a row (mlxtape/ops/sample.h), and biases for tokens.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace mlxtape::jobs {
 
 struct SamplingOptions : ops::SampleRow {
-  std::vector<std::pair<std::int32_t, float>> logit_bias = {};  // of tokens; added to their logits
+  std::vector<std::pair<std::int32_t, float>> logit_bias = {};  // by token; added to its logit
 };
 
 Check sampling_check(const SamplingOptions& options);

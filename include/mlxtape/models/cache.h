@@ -1,8 +1,7 @@
-// Cache: what a layer keeps of the tokens that it has seen, one kind for each kind of mixer. B sequences side by side.
+// Cache: what a layer keeps of the tokens processed so far: one type for each type of mixer. B sequences as a batch.
 //
-// A kind says by kGrows what can be done with it: where it is true, axis 1 of its tensors is the tokens, so that it takes
-// more memory for more of them and the last ones can be forgotten; where not, it has one size, and to come back to an
-// earlier token a copy must have been taken there.
+// kGrows says what a type can do: if true, axis 1 of its tensors is the tokens, so that more tokens need more memory and the
+// last ones can be dropped; if false, it has a fixed size, and returning to an earlier token needs a copy that was made there.
 #pragma once
 
 #include <cstddef>
@@ -20,13 +19,13 @@ struct KeyValueCache {
 
 struct DeltaCache {
   static constexpr bool kGrows = false;
-  Tensor conv;  // [B, kernel − 1, channels]: the rows that a filter still sees
+  Tensor conv;  // [B, kernel − 1, channels]: the rows that the filter still needs
   Tensor rule;  // [B, value_heads, value_dim, key_dim] f32
 };
 
 using Cache = std::variant<KeyValueCache, DeltaCache>;
 
-// Of zeros, or without memory where there is no device.
+// Zeros, or without memory if there is no device.
 Cache make_cache(const LayerPlan& layer, std::int64_t batch, std::int64_t capacity, DType dtype,
                  Device* device);
 
@@ -45,7 +44,7 @@ void each_tensor(C&& cache, const Function& function) {
   }
 }
 
-// Of one sequence: views, [1, …].
+// Of one sequence: views [1, …].
 Cache part_of(const Cache& cache, std::int64_t sequence);
 std::size_t bytes_of(const Cache& cache);
 

@@ -1,5 +1,5 @@
-// Config: what a model's config.json says: its plan by its architecture, how its weights are quantised, and the text itself.
-// Unknown keys are left alone. A missing or senseless value is an error that names the file and the key.
+// Config: a model's config.json: the plan made by its architecture, how its weights are quantised, and the JSON itself.
+// Unknown keys are ignored. A missing or invalid value is an error that names the file and the key.
 #pragma once
 
 #include <string>
@@ -11,12 +11,12 @@
 
 namespace mlxtape::models {
 
-// How weights are packed. bits 0: not at all.
+// How weights are quantised. bits 0: not quantised.
 struct Packing {
   int bits = 0, group_size = 0;
 };
 
-// The "quantization" of config.json: one packing for all, others for modules named by their paths.
+// "quantization" in config.json: a default, and exceptions by module path.
 struct Quantization {
   Packing usual;
   std::unordered_map<std::string, Packing> of;
@@ -26,12 +26,12 @@ struct Quantization {
 struct Config {
   std::string model_type;
   std::string prefix;    // of every tensor's name
-  ForeignNames foreign;  // of files that are not in MLX's form
+  ForeignNames foreign;  // of files that are not in MLX format
   ModelPlan plan;
   Quantization quantization;
-  formats::Json json;  // as it was read
+  formats::Json json;  // as read
 
-  // own: an architecture beside those of the library; it comes first.
+  // own: an architecture in addition to the library's; it takes precedence.
   static Config parse(const formats::Json& json, const std::string& source,
                       const Architecture* own = nullptr);
 };

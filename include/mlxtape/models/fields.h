@@ -1,4 +1,4 @@
-// Fields: the keys of a config.json, each asked for with the type and the range that it must have.
+// Fields: the keys of a config.json, each read with its required type and range.
 // Errors     kIo, with the file, the key, what it must be and what it is.
 #pragma once
 
@@ -15,7 +15,7 @@ class Fields {
   // json must outlive it.
   Fields(const formats::Json& json, std::string source) : json_(json), source_(std::move(source)) {}
 
-  // Null where the key is missing, or null.
+  // Null if the key is missing or null.
   const formats::Json* find(const char* key) const;
   const formats::Json* object(const char* key) const;
 

@@ -1,6 +1,6 @@
-// Numbers of a model that are NaN or infinite: a file that was damaged, a run that diverged, a type that is too narrow.
+// Values of a model that are NaN or infinite: a damaged file, a run that diverged, a type that is too narrow.
 //
-// Cost       reads every float once, on all threads of the host; what is on another device is downloaded tensor by tensor.
+// Cost       reads every float once, on all threads of the host; tensors on another device are downloaded one by one.
 #pragma once
 
 #include <functional>
@@ -13,22 +13,22 @@
 namespace mlxtape::models {
 
 struct NonFinite {
-  std::string first;         // the name of the first tensor that has any
-  std::int64_t numbers = 0;  // of that tensor
-  std::int64_t tensors = 0;  // that have any; 0: all is finite
+  std::string first;         // the first tensor with such values
+  std::int64_t numbers = 0;  // how many in that tensor
+  std::int64_t tensors = 0;  // how many tensors have any; 0: everything is finite
 
   bool any() const { return tensors > 0; }
-  // "the tensor model.norm.weight has 3 numbers that are NaN or infinite, as have 2 more tensors"
+  // "the tensor model.norm.weight has 3 values that are NaN or infinite, as have 2 more tensors"
   std::string text() const;
 };
 
-// Of a contiguous tensor in the host's memory; 0 of one without floats.
+// In a contiguous tensor in host memory; 0 for one without floats.
 std::int64_t count_nonfinite(const Tensor& tensor);
 
-// Adapters are looked at too.
+// Adapters are checked too.
 NonFinite find_nonfinite(CommandEncoder& encoder, const Model& model);
 NonFinite find_nonfinite(CommandEncoder& encoder, const std::vector<Parameter>& tensors);
-// Those of a directory's files in the types that can be read; progress comes after each tensor, in bytes of all files.
+// In a directory's files, for the types that can be read; progress is called after each tensor, in bytes of all files.
 NonFinite find_nonfinite(const formats::ModelFiles& files,
                          const std::function<void(std::size_t done)>& progress = {});
 

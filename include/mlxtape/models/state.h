@@ -1,9 +1,9 @@
-// State: what a model remembers of B sequences: keys and values of every token, and of delta nets a state of fixed size.
+// State: the caches of a model for B sequences: keys and values of every token, and the recurrent state of delta nets.
 //
-// Sequences are filled one by one (prefill), each to its own length, then go on together (step). A step is the same work
+// Sequences are filled one by one (prefill), each to its own length, then decoded together (step). A step is the same work
 // whatever the lengths, so that it can be captured once and replayed (Stepper).
-// Memory     allocated once, for capacity tokens a sequence; written in place, also by restore: graphs stay good. grow alone
-//            makes it anew, layer by layer: no Stepper may outlive that.
+// Memory     allocated once, with capacity for that many tokens per sequence; updated in place, also by restore, so that graphs
+//            stay valid. Only grow reallocates, layer by layer: no Stepper may outlive it.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,7 @@ namespace mlxtape::models {
 class State {
  public:
   State(const Model& model, std::int64_t batch, std::int64_t capacity);
-  // Neither copied, which would share the memory (snapshot), nor assigned, which would leave a Stepper behind (restore).
+  // Not copyable: that would share the memory (use snapshot). Not assignable: a Stepper would be left behind (use restore).
   State(State&&) = default;
   State& operator=(const State&) = delete;
   State& operator=(State&&) = delete;
@@ -29,35 +29,35 @@ class State {
   std::int64_t capacity() const { return capacity_; }
   std::int64_t length(std::int64_t sequence) const;  // tokens so far
   std::size_t bytes() const;
-  // What one would have.
+  // The bytes that a state would need.
   static std::size_t bytes_of(const ModelPlan& plan, DType dtype, std::int64_t batch,
                               std::int64_t capacity);
 
-  // After a step that decode was captured in: so many tokens more of a sequence.
+  // After a step in which decode was captured: adds this many tokens to a sequence.
   void advance(std::int64_t sequence, std::int64_t tokens = 1);
 
-  // Room for more tokens, at least as many as now; what is there stays.
+  // Increases the capacity; the contents stay.
   void grow(CommandEncoder& encoder, std::int64_t capacity);
 
-  // Can single tokens be forgotten? A delta net cannot.
+  // Can single tokens be dropped? Not by a delta net.
   bool forgets() const;
-  // Leaves the first tokens of a sequence; where it does not forget, 0 or all of them.
+  // Keeps the first tokens of a sequence; if it cannot drop tokens: 0 or all of them.
   void trim(CommandEncoder& encoder, std::int64_t sequence, std::int64_t length);
 
-  // A copy of its own, and back into this one, which must be alike in every size.
+  // Makes a copy, and copies it back into a state of the same sizes.
   State snapshot(CommandEncoder& encoder) const;
   void restore(CommandEncoder& encoder, const State& from);
 
-  // Where to come back to in one sequence: what delta nets hold there. Keys and values are still in the state, so it is
-  // small, and good as long as the sequence has not been trimmed, rewound or restored to fewer tokens meanwhile.
+  // A point to return to in one sequence: a copy of the recurrent states. Keys and values are still in the state, so a mark
+  // is small, and valid as long as the sequence has not been trimmed, rewound or restored to fewer tokens.
   struct Mark {
     std::int64_t length = 0;
-    std::vector<Cache> caches;  // copies of those that cannot forget
+    std::vector<Cache> caches;  // copies of those that cannot drop tokens
   };
   Mark mark(CommandEncoder& encoder, std::int64_t sequence) const;
   void rewind(CommandEncoder& encoder, std::int64_t sequence, const Mark& to);
 
-  // A safetensors file of what is in use; load checks it against the model.
+  // A safetensors file of the part in use; load checks it against the model.
   void save(const std::string& path) const;
   static State load(const Model& model, const std::string& path, std::int64_t capacity);
 
@@ -70,7 +70,7 @@ class State {
   template <class Function>
   void each(const Function& function) const;  // (name, cache, tensor)
 
-  std::vector<Cache> caches_;  // one for each layer
+  std::vector<Cache> caches_;  // one per layer
   std::vector<std::int64_t> lengths_;
   std::int64_t capacity_ = 0;
 };
@@ -92,17 +92,17 @@ void read_on(CommandEncoder& encoder, const Model& model, State& state, std::int
              const std::function<void(std::int64_t tokens)>& progress = {},
              const TokenRows& rows = {});
 
-// One token more for every sequence, of a step that is captured: ids and lengths [B] i32 are on the device and not looked at;
-// lengths says how many tokens came before, whatever the state says. The logits [B, vocabulary], of the model's type.
+// Decodes one token for every sequence, in a step that is captured: ids and lengths [B] i32 are on the device and not checked;
+// lengths, not the state, gives the number of tokens before. Returns the logits [B, vocabulary], of the model's type.
 Tensor decode(CommandEncoder& encoder, const Model& model, State& state, const Tensor& ids,
               const Tensor& lengths);
 
-// One token more for every sequence. The first step is captured, later ones replay it.
+// Decodes one token for every sequence per step. The first step is captured, later ones replay it.
 class Stepper {
  public:
   Stepper(CommandEncoder& encoder, const Model& model, State& state);  // all must outlive it
   ~Stepper();
-  // tokens: one for each sequence. The logits [B, vocabulary] f32, good until the next step.
+  // tokens: one per sequence. Returns the logits [B, vocabulary] f32, valid until the next step.
   const Tensor& step(std::span<const std::int32_t> tokens);
 
  private:

@@ -1,10 +1,10 @@
-// linear: rows times a weight that lies as files have it, plain or packed, with or without an adapter beside it.
+// linear: rows times a weight in the layout of model files, plain or quantised, with or without a LoRA adapter.
 //
 // Formula    y = x·wᵀ + bias;  with an adapter: y + scale·((dropout(x)·a)·b)
 //            swiglu_network: y = (silu(x·gateᵀ)∘(x·upᵀ))·downᵀ;  embed: y[j…] = w[ids[j…]]
-// Layout     x: […, In], w: [Out, In], bias: [Out], y: […, Out]; gate, up: [I, H], down: [H, I]. Packed: see
-//            mlxtape/ops/quantize.h. a: [In, r], b: [r, Out]; of experts, whose w is [E, Out, In]: [E, r, In], [E, Out, r].
-// Types      as matmul takes them, or quantized_matmul; a and b: x's type or f32, used in x's type
+// Layout     x: […, In], w: [Out, In], bias: [Out], y: […, Out]; gate, up: [I, H], down: [H, I]. Quantised:
+//            see mlxtape/ops/quantize.h. a: [In, r], b: [r, Out]; for experts, with w [E, Out, In]: [E, r, In], [E, Out, r].
+// Types      as for matmul, or quantized_matmul; a and b: x's type or f32, used in x's type
 #pragma once
 
 #include <utility>
@@ -14,17 +14,17 @@
 
 namespace mlxtape::nn {
 
-// A product of two narrow matrices beside a weight, which is trained in the weight's place (LoRA).
+// LoRA: the product of two low-rank matrices, added to a weight and trained instead of it.
 struct Adapter {
   Tensor a, b;
   float scale = 1;
-  double dropout = 0;  // of what a sees, with the key's numbers; none for experts
-  Tensor key = {};     // [2] u32, where there is dropout
+  double dropout = 0;  // of a's input, drawn from key; not for experts
+  Tensor key = {};     // [2] u32, if there is dropout
 
   bool defined() const { return a.defined() || b.defined(); }
 };
 
-// A weight of a model: numbers of the model's type, or codes of a few bits with a scale and a bias for each group.
+// A weight of a model: plain, in the model's type, or quantised: codes of a few bits with a scale and a bias per group.
 struct Weight {
   Weight() = default;
   Weight(Tensor numbers) : plain(std::move(numbers)) {}  // NOLINT(google-explicit-constructor)
@@ -33,26 +33,26 @@ struct Weight {
 
   bool defined() const { return plain.defined() || is_packed(); }
   bool is_packed() const { return packed.codes.defined(); }
-  Shape shape() const;  // of the numbers, packed or not
+  Shape shape() const;  // of the values, quantised or not
   DType dtype() const { return is_packed() ? packed.scales.dtype() : plain.dtype(); }
 
-  // One of the two.
+  // Exactly one of the two.
   Tensor plain;
   ops::QuantizedWeight packed;
 
-  Adapter adapter = {};  // none unless defined
+  Adapter adapter = {};  // none if undefined
 };
 
-// Its numbers, without the adapter's: those of a plain weight themselves.
+// Its values without the adapter: dequantised if need be, otherwise the plain weight itself.
 Tensor unpacked(Tape& tape, const Weight& w);
 
 Check linear_check(const Tensor& x, const Weight& w, const Tensor& bias = {});
 Tensor linear(Tape& tape, const Tensor& x, const Weight& w, const Tensor& bias = {});
 
-// Rows of w by their ids; w has no adapter. The gradient of a plain w is rows as well (mlxtape/ops/embedding.h).
+// Rows of w by ids; w has no adapter. The gradient of a plain w is row-sparse (mlxtape/ops/embedding.h).
 Tensor embed(Tape& tape, const Weight& w, const Tensor& ids);
 
-// Of one network, or with an axis of experts before the others.
+// Of one network, or with a leading axis of experts.
 struct SwigluWeights {
   Weight gate, up, down;
 };

@@ -1,13 +1,13 @@
-// self_attention: attention among the tokens of a sequence, with normalised queries and keys, where they have norms, and a
-// gate of its own on the result, where gated.
+// self_attention: attention among the tokens of a sequence with its projections, optionally with normalised queries and keys
+// and a gate on the result.
 //
 // Formula    [q | gate] = x·qᵀ, head by head, or q = x·qᵀ;  k = x·kᵀ;  v = x·vᵀ; each with its bias, if given
 //            q, k ← rope(rms_norm(q, q_norm)), rope(rms_norm(k, k_norm)), the first rope.dims channels rotated; without norms
 //            rope(q), rope(k)
-//            y = (attention(q, k, v)∘σ(gate))·oᵀ, causal, of the last window tokens where there is one
-// Layout     x, y: [B, L, H]; q: [heads·2·D, H], of each head D rows of queries, then D of the gate; not gated:
+//            y = (attention(q, k, v)∘σ(gate))·oᵀ, causal, over the last window tokens if there is a window
+// Layout     x, y: [B, L, H]; q: [heads·2·D, H], for each head D rows of queries, then D of the gate; not gated:
 //            [heads·D, H]; k, v: [key_heads·D, H]; o: [H, heads·D]; q_norm, k_norm: [D]; biases: as many as rows
-// Types      x and the projections: f32, f16, bf16, all alike; q_norm, k_norm: as rms_norm takes them
+// Types      x and the projections: one of f32, f16, bf16; q_norm, k_norm: as for rms_norm
 // Limits     rope.dims even, from 0 to D. No packed sequences. With a cache there is no gradient.
 #pragma once
 
@@ -24,9 +24,8 @@ struct SelfAttentionWeights {
 struct Rope {
   std::int64_t dims = 0;  // 0: nothing is rotated
   double base = 10000, scale = 1;
-  Tensor periods = {};  // [dims/2] instead of base and scale, as ops::rope takes them
-  Tensor gain =
-      {};  // [D], of x's type: what the channels are multiplied by before they are rotated
+  Tensor periods = {};  // [dims/2], replace base and scale, as for ops::rope
+  Tensor gain = {};     // [D], of x's type: factors of the channels before they are rotated
 };
 
 struct SelfAttentionShape {
@@ -38,8 +37,8 @@ struct SelfAttentionShape {
   std::int64_t window = 0;  // 0: none
 };
 
-// The keys and values of the tokens before x. keys, values: [B, capacity, key_heads, D], written in place. Either start
-// tokens came before in every sequence, or lengths [B] i32 on the device says how many, for up to 16 new ones.
+// The keys and values of the tokens before x. keys, values: [B, capacity, key_heads, D], updated in place. The number of
+// earlier tokens is start in every sequence, or lengths [B] i32 on the device, for up to 16 new tokens.
 struct SelfAttentionCache {
   Tensor keys, values;
   std::int64_t start = 0;

@@ -5,8 +5,8 @@
 //            db = d_beta·β·(1 − β); sums over all tokens
 // Layout     a, b, decay, beta: […, H]; A_log, dt_bias: [H]. decay is a logarithm, as gated_delta_rule takes it.
 //            Strided inputs are copied first. Saved for backward: the inputs.
-// Types      a, b: f32, f16, bf16, both alike; A_log, dt_bias: any of these, each; decay, beta: f32. Gradients have
-//            the types of what they belong to, sums are f32.
+// Types      a, b: one of f32, f16, bf16; A_log, dt_bias: each any of these; decay, beta: f32. Gradients have the
+//            types of their inputs, sums are f32.
 // Cost       forward reads 2 and writes 2 numbers for each token and head, backward reads 4, writes 4
 // Limits     none: softplus and its slope are exact for large |z|
 #pragma once

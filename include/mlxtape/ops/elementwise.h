@@ -1,4 +1,4 @@
-// elementwise: functions that treat every element alike: arithmetic, activations, comparisons, casts.
+// elementwise: functions of each element: arithmetic, activations, comparisons, casts.
 //
 // Formula    negative −x; abs |x|; square x²; sqrt √x; rsqrt 1/√x; exp; log; log1p log(1 + x); tanh
 //            sigmoid σ(x) = 1/(1 + exp(−x)); silu x·σ(x); softplus log(1 + exp(x))
@@ -8,7 +8,7 @@
 // Gradient   dx = dy·f'(x), with these choices: abs'(0) = 0; of two equal numbers b is the maximum and
 //            the minimum; clip'(low) = clip'(high) = 0; where and maximum send 0, whatever dy, to the
 //            side not taken; d(a^b)/db = 0 where a^b = 0. Reduced to the input's shape by sum_to.
-//            Comparisons, logical functions and results that are no floats carry none.
+//            Comparisons, logical functions and results that are not floats have none.
 // Layout     operands of two shapes broadcast; any strides, read in place. The result is contiguous. Saved
 //            for backward: exp, sqrt, rsqrt, sigmoid, tanh y; negative, add, subtract, cast nothing;
 //            multiply, divide (da) the other operand; where the condition; the rest their inputs.
@@ -33,7 +33,7 @@
 
 namespace mlxtape::ops {
 
-// The contract as code: the first rule broken, or nothing. op: the function's name.
+// The contract as code: the first rule violated, or nothing. op: the function's name.
 Check unary_check(const char* op, const Tensor& x);
 Check binary_check(const char* op, const Tensor& a, const Tensor& b);
 Check number_check(const char* op, const Tensor& x, double number);
@@ -57,7 +57,7 @@ Tensor sqrt(CommandEncoder& encoder, Tensor x);
 Tensor square(CommandEncoder& encoder, Tensor x);
 Tensor tanh(CommandEncoder& encoder, Tensor x);
 Tensor clip(CommandEncoder& encoder, Tensor x, double low, double high);
-Tensor cast(CommandEncoder& encoder, Tensor x, DType dtype);  // x itself where it has that type
+Tensor cast(CommandEncoder& encoder, Tensor x, DType dtype);  // x itself if it has that type
 
 Tensor abs(Tape& tape, const Tensor& x);
 Tensor exp(Tape& tape, const Tensor& x);

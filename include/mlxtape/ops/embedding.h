@@ -1,8 +1,8 @@
-// embedding: the rows of a table that ids name, with a gradient that is rows as well.
+// embedding: looks up rows of a table by ids, with a row-sparse gradient.
 //
-// Formula    y[j…, d…] = weight[ids[j…], d…]; ids as the indices of mlxtape/ops/take.h: negative ones count from the end, 0
-//            where there is no such row
-// Gradient   dweight[v] = Σ_j dy[j]·[ids[j] = v]. kRows: only the rows that were named, as a RowGrad on the tape
+// Formula    y[j…, d…] = weight[ids[j…], d…]; ids as the indices of mlxtape/ops/take.h: negative ones count from the end; 0
+//            if there is no such row
+// Gradient   dweight[v] = Σ_j dy[j]·[ids[j] = v]. kRows: only the rows that ids name, as a RowGrad on the tape
 //            (mlxtape/tape/rows.h, tape.row_grad); kDense: all of them.
 // Layout     weight: [V, …]; ids: any shape; y: [ids, …]. Saved for backward: ids.
 // Types      weight, y: any type; gradients f32, f16, bf16, summed in f32 and rounded once to the type that the gradient
@@ -25,7 +25,7 @@ Tensor embedding(CommandEncoder& encoder, const Tensor& weight, const Tensor& id
 Tensor embedding(Tape& tape, const Tensor& weight, const Tensor& ids,
                  EmbeddingGrad grad = EmbeddingGrad::kRows);
 
-// dweight as rows of this type, and as a whole.
+// dweight as rows of this type, and dense.
 RowGrad embedding_backward(CommandEncoder& encoder, const Tensor& dy, const Tensor& ids,
                            const Shape& weight_shape, DType type);
 Tensor embedding_backward_dense(CommandEncoder& encoder, const Tensor& dy, const Tensor& ids,

@@ -1,28 +1,28 @@
-// kl_divergence: how far a student's distribution is from its teacher's, both given as logits, in
-// nats; the teacher's may be stored as its k largest logits. With the student's gradient.
+// kl_divergence: the KL divergence of a student's distribution from its teacher's, both given as
+// logits, in nats; the teacher's may be its k largest logits only. With the student's gradient.
 //
 // Formula    p[r,·]  = softmax(teacher[r,·]/T),  q[r,·] = softmax(student[r,·]/T)
 //            l[r]    = w[r]·F·Σ_v p[r,v]·(log p[r,v] − log q[r,v])
 //            loss    = l[r] for none, Σ_r l[r] for sum, Σ_r l[r] / Σ_r w[r] for mean
-//            F       = T² with scale_by_t2, which keeps gradients' size at every T, else 1
+//            F       = T² with scale_by_t2, which keeps the size of gradients independent of T, else 1
 //            w[r]    = mask[r], 1 without a mask                              (ops/loss_rows.h)
-//            top k:  p is the softmax over the k values alone; the sum runs over them, at their
+//            top k:  p is the softmax over the k values only; the sum runs over them, at their
 //                    indices; log q is over all V.
 // Gradient   c[r]    = dloss·w[r]·F/T, for mean also divided by Σ_r w[r]
 //            dstudent[r,v] = c[r]·(q[r,v] − p[r,v]), p = 0 where it is not among the k
-//            to the student alone: the teacher is a constant, tracked or not, as is the mask
+//            to the student only: the teacher is a constant, watched or not, as is the mask
 // Layout     student, teacher: [..., V], the axes before V count R rows; values, indices: [..., k].
 //            mask: [...] or [R]. loss: [...] for none, else []. Strided inputs are copied first.
-//            Saved for backward: student, teacher and, a few numbers a row, the m and Σ exp(z − m) of
-//            both, w. Nothing of R·V elements exists but these and dstudent.
+//            Saved for backward: student, teacher and, a few numbers per row, the m and Σ exp(z − m) of
+//            both, w. Nothing else of size R·V exists besides these and dstudent.
 // Types      student, teacher, values: f32, f16, bf16, each its own; dstudent as student; indices:
 //            u32; mask: bool, f32, f16, bf16. loss: f32. All arithmetic is f32; dstudent is rounded once.
 // Cost       forward: reads 2·RV elements, 1·RV from k. Backward: the same and writes 1·RV. With
 //            gradient: reads 2·RV (1·RV), writes 1·RV in all. A row with w = 0 is not read.
-// Limits     V ≥ 1, k ≥ 1, T > 0. Rows with w = 0 give exactly 0. Indices of a row differ from each
-//            other: that is the caller's promise; one outside [0, V) makes the row's loss NaN and its
-//            gradient of no use. Where p > 0 and the student has −inf the loss is +inf. A row with
-//            +inf or NaN, or −inf alone, in either, gives NaN.
+// Limits     V ≥ 1, k ≥ 1, T > 0. Rows with w = 0 give exactly 0. The indices of a row must be
+//            distinct, which is not checked; one outside [0, V) makes the row's loss NaN and its gradient
+//            meaningless. Where p > 0 and the student has −inf the loss is +inf. A row with
+//            +inf or NaN, or only −inf, in either, gives NaN.
 #pragma once
 
 #include "mlxtape/base/error.h"
@@ -32,7 +32,7 @@
 
 namespace mlxtape::ops {
 
-// Logits of all V, or the k largest and where they were: then logits is not defined.
+// All V logits, or the k largest and their indices: then logits is undefined.
 struct KlTeacher {
   KlTeacher(Tensor all) : logits(std::move(all)) {}  // NOLINT: a teacher's logits are a teacher
   KlTeacher(Tensor top, Tensor places) : values(std::move(top)), indices(std::move(places)) {}
@@ -50,7 +50,7 @@ struct KlDivergenceOptions {
   Reduction reduction = Reduction::kNone;
 };
 
-// The contract as code: the first rule broken, or nothing.
+// The contract as code: the first rule violated, or nothing.
 Check kl_divergence_check(const Tensor& student, const KlTeacher& teacher,
                           const KlDivergenceOptions& options = {});
 Check kl_divergence_with_gradient_check(const Tensor& student, const KlTeacher& teacher,
@@ -72,18 +72,18 @@ struct KlDivergenceParts {
 };
 KlDivergenceParts kl_divergence_parts(CommandEncoder& encoder, const Tensor& student,
                                       const KlTeacher& teacher, const KlDivergenceOptions& options);
-// dstudent from dloss, the gradient that reaches the loss: one number or one a row. parts.loss is not read.
+// dstudent from dloss, the gradient that reaches the loss: one number or one per row. parts.loss is not read.
 Tensor kl_divergence_backward(CommandEncoder& encoder, const Tensor& student,
                               const KlTeacher& teacher, const KlDivergenceParts& parts,
                               const Tensor& dloss, const KlDivergenceOptions& options);
 
-// The loss, and in dstudent, contiguous, its gradient for dloss = 1, in one go. dstudent may be student itself.
+// The loss, and in dstudent, contiguous, its gradient for dloss = 1, in one call. dstudent may be student itself.
 Tensor kl_divergence_with_gradient(CommandEncoder& encoder, const Tensor& student,
                                    const KlTeacher& teacher, const KlDivergenceOptions& options,
                                    const Tensor& dstudent);
 
-// The same for some of the rows of a loss; options' mask and reduction are not read, they are in rows.
-// losses: [R] f32. Where dstudent is not defined, the losses alone.
+// The same for some of the rows of a loss; mask and reduction are taken from rows, not from options.
+// Writes losses [R] f32 and dstudent, or the losses only if dstudent is undefined.
 void kl_divergence_rows(CommandEncoder& encoder, const Tensor& student, const KlTeacher& teacher,
                         const KlDivergenceOptions& options, const LossRows& rows,
                         const Tensor& losses, const Tensor& dstudent);

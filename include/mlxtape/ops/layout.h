@@ -1,26 +1,26 @@
 // layout: the same elements in another shape, order or selection.
 //
-// Formula    reshape        y[flat i] = x[flat i]; one dimension may be -1: what is left
+// Formula    reshape        y[flat i] = x[flat i]; one dimension may be -1: inferred
 //            transpose      y[i_0, …] = x[…] with axis k of y axis axes[k] of x; no axes: reversed
 //            slice          y[…, i, …] = x[…, start + i·step, …] for each axis; numbers below 0 count from the
-//                           end, and what lies outside is cut off, as in Python; step ≠ 0 may be negative
-//            squeeze, expand_dims   axes of size 1 taken out, put in (numbered as in y)
-//            broadcast_to   axes of size 1, or that are not there, stretched
+//                           end, and bounds are clamped, as in Python; step ≠ 0 may be negative
+//            squeeze, expand_dims   axes of size 1 removed, inserted (numbered as in y)
+//            broadcast_to   axes of size 1, or missing ones, stretched
 //            repeat         y[…, i·n + j, …] = x[…, i, …] for j in [0, n)
-//            contiguous     y = x, one element after the other in memory
-//            concatenate    the inputs one after the other along an axis
-//            stack          the inputs side by side along a new axis
+//            contiguous     y = x, contiguous in memory
+//            concatenate    the inputs joined along an axis
+//            stack          the inputs joined along a new axis
 //            split          slices along an axis: n equal ones, or cut before each of at
-//            pad            y = x, with so many of value before and after on each axis
-// Gradient   the inverse rearrangement; of slice and of what split drops zeros, of pad the part that is x;
-//            of broadcast_to and repeat the sum over the copies, in f32
-// Layout     any strides. reshape, transpose, slice, squeeze, expand_dims, broadcast_to and split give views wherever there
-//            is one, and copy nothing; concatenate, stack, repeat and pad write each once.
+//            pad            y = x, with value repeated before and after on each axis
+// Gradient   the inverse rearrangement; for slice, and the parts that split drops, zeros; for pad the part that is x;
+//            for broadcast_to and repeat the sum over the copies, in f32
+// Layout     any strides. reshape, transpose, slice, squeeze, expand_dims, broadcast_to and split give views wherever
+//            possible, without copying; concatenate, stack, repeat and pad write each element once.
 // Types      all; gradients for floats. concatenate and stack: one type.
 // Cost       views: none. Copies: each element read and written once.
 // Kernels    none of its own
-// Limits     at most 8 axes. Negative steps need no copy. A view shares memory: what is written to one is
-//            seen by the other.
+// Limits     at most 8 axes. Negative steps need no copy. A view shares memory with its source: writing to one
+//            changes the other.
 #pragma once
 
 #include <vector>
@@ -31,10 +31,9 @@
 
 namespace mlxtape::ops {
 
-// For each axis, in order; axes that are left out are taken whole.
+// For each axis, in order; missing axes are taken whole.
 struct SliceAxis {
-  static constexpr std::int64_t kEnd =
-      INT64_MIN;  // as far as there is something, in the step's direction
+  static constexpr std::int64_t kEnd = INT64_MIN;  // to the end, in the direction of the step
   std::int64_t start = kEnd, stop = kEnd, step = 1;
 };
 struct PadAxis {
@@ -89,7 +88,7 @@ std::vector<Tensor> split_at(CommandEncoder& encoder, const Tensor& x,
 std::vector<Tensor> split_at(Tape& tape, const Tensor& x, const std::vector<std::int64_t>& at,
                              std::int64_t axis = 0);
 
-// AxisList that are left out are not padded.
+// Axes that are left out are not padded.
 Tensor pad(CommandEncoder& encoder, const Tensor& x, const std::vector<PadAxis>& axes,
            double value = 0);
 Tensor pad(Tape& tape, const Tensor& x, const std::vector<PadAxis>& axes, double value = 0);

@@ -1,18 +1,18 @@
-// loss_rows: how much each row of a loss counts, and the sum or mean over rows. What losses over rows
-// (cross_entropy, kl_divergence) share; by itself of use to who writes another.
+// loss_rows: the weight of each row of a loss, and the sum or mean over rows. Shared by the losses over
+// rows (cross_entropy, kl_divergence); use it to write another.
 //
 // Formula    w[r]   = 0 where target[r] = ignore_index, else mask[r], 1 without a mask;
 //            weight = w[r], but NaN where w[r] ≠ 0 and target[r] is outside [0, V)
 //            scale  = 1 for none and sum; for mean 1/Σ_r w[r], and 0 where that sum is 0
-//            loss   = l[r] for none, else scale·Σ_r l[r], of row losses l that have their weight in them
-// Gradient   none is recorded: a loss puts weight and scale into its own.
-// Layout     mask, targets: any shape of R elements. weight: [R]; index: [R], the target, or −1 where
+//            loss   = l[r] for none, else scale·Σ_r l[r], of row losses l that include their weight
+// Gradient   none is recorded: a loss includes weight and scale in its own.
+// Layout     mask, targets: any shape of R elements. weight: [R]; index: [R], the target, or −1 if
 //            it is outside; scale: []. loss: [R] or [].
 // Types      mask: bool (1 or 0), f32, f16, bf16. targets: i32, u32, i64. weight, scale, l, loss: f32;
 //            index: i64. Sums are f64 on a CPU, f32 on a GPU, in a fixed order.
-// Cost       reads and writes a few numbers a row; one small kernel each.
-// Limits     R = 0: a sum and a mean of nothing are 0. No host waits: a target outside [0, V) cannot
-//            be refused, its row's loss and gradient are NaN.
+// Cost       reads and writes a few numbers per row; one small kernel each.
+// Limits     R = 0: a sum and a mean of nothing are 0. The host does not wait: a target outside [0, V)
+//            cannot be rejected, its row's loss and gradient are NaN.
 #pragma once
 
 #include <optional>
@@ -26,13 +26,13 @@ enum class Reduction : std::int32_t { kNone, kSum, kMean };
 
 struct LossRows {
   Tensor weight;  // [R] f32
-  Tensor index;   // [R] i64; not defined without targets
+  Tensor index;   // [R] i64; undefined without targets
   Tensor scale;   // [] f32
 
-  LossRows slice(std::int64_t start, std::int64_t stop) const;  // rows of them; the same scale
+  LossRows slice(std::int64_t start, std::int64_t stop) const;  // some of the rows; the same scale
 };
 
-// What to count: targets, with V the number of classes, may be left out.
+// Which rows count. Without targets, all rows do; classes is V, the number of classes.
 struct LossRowsOptions {
   Tensor mask = {};
   Tensor targets = {};
@@ -41,7 +41,7 @@ struct LossRowsOptions {
   Reduction reduction = Reduction::kNone;
 };
 
-// The contract as code: the first rule broken, or nothing. rows: R, where the loss is.
+// The contract as code: the first rule violated, or nothing. rows: R, on the device of the loss.
 Check loss_rows_check(std::int64_t rows, Backend backend, const LossRowsOptions& options);
 Check loss_rows_reduce_check(const Tensor& losses, const LossRows& rows);
 

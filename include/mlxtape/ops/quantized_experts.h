@@ -1,22 +1,21 @@
-// quantized_experts: a mixture of SwiGLU networks, as experts has it, whose weights stay packed (quantize.h). With
-// gradients.
+// quantized_experts: the mixture of SwiGLU networks of experts, with quantised weights (quantize.h). With gradients.
 //
 // Formula    y = experts(x, route, w), each of gate, up and down being w = s·q + b (quantize.h)
-// Gradient   dx and dscores as of experts; ds and db of each weight: from experts' dw as dequantize has them
-// Layout     x, y: [T, H]; the route as experts has it; codes of gate and up: [E, I, H·bits/32], of down
-//            [E, H, I·bits/32]; scales and biases with rows by groups. Each weight has its own bits and group. Strided
+// Gradient   dx and dscores as for experts; ds and db of each weight: from experts' dw as for dequantize
+// Layout     x, y: [T, H]; the route as for experts; codes of gate and up: [E, I, H·bits/32], of down
+//            [E, H, I·bits/32]; scales and biases with rows by groups. Each weight has its own bits and group size. Strided
 //            inputs are copied first. Saved for backward: the inputs, and what experts saves.
-// Types      x, scores, y: f32, f16, bf16, all alike; scales, biases: that type or f32; codes, indices, offsets: u32.
-//            Sums are f32. Off a tape g, u, a and w are f32 and y alone is rounded; on a tape g, u and their gradients
-//            are, too. A CPU that multiplies pairs of bf16 may also round w, and a in y, to it, forward and for experts
+// Types      x, scores, y: one of f32, f16, bf16; scales, biases: that type or f32; codes, indices, offsets: u32.
+//            Sums are f32. Without a tape g, u, a and w are f32, only y is rounded; on a tape g, u and their
+//            gradients are, too. A CPU that multiplies pairs of bf16 may also round w, and a in y, to it, forward and for experts
 //            with more than 8 pairs. On CUDA, on a tape and with more than 8·E pairs, w is rounded to the type of x
-//            and the rest is as experts has it. ds and db have the type of the scales.
-// Cost       bound by reading the codes of the experts that were chosen while these have few pairs. Off a tape: on a CPU
-//            codes are read for each 8 of an expert's pairs, up to 16, or strips of the weights unpacked in the cache for
-//            each 128; on CUDA for each pair, from its cache where they are many. On a tape: on a CPU as before, the
-//            gradient unpacks strips as well and has of dw a strip at a time, of 64 or 128 inner channels of an expert.
+//            and the rest is as in experts. ds and db have the type of the scales.
+// Cost       bound by reading the codes of the chosen experts if these have few pairs. Without a tape: on a CPU
+//            codes are read for each 8 of an expert's pairs, up to 16, or strips of the weights dequantised in the cache
+//            for each 128; on CUDA for each pair, from its cache if there are many. On a tape: on a CPU as before; the
+//            gradient also dequantises strips and computes dw in strips of 64 or 128 inner channels of an expert.
 //            Nothing of the size of the weights is stored. On CUDA, on a tape and with more than 8·E pairs, all weights
-//            are unpacked, and the gradient of scales and biases makes dw in full.
+//            are dequantised, and the gradient of scales and biases computes the whole of dw.
 // Limits     those of experts and of quantized_matmul
 #pragma once
 

@@ -1,16 +1,16 @@
-// rope: rotary positions: pairs of channels turned by an angle that grows with the position.
+// rope: rotary position embedding: pairs of channels are rotated by an angle proportional to the position.
 //
 // Formula    θ[b,t,j] = (t + offset[b])·scale·f[j] for j < h = dims/2; f[j] = base^(−j/h), or 1/periods[j]
 //            pairs (p, q) = (j, j+h), traditional: (2j, 2j+1):
 //            y[p] = x[p]·cos θ − x[q]·sin θ;  y[q] = x[p]·sin θ + x[q]·cos θ;  channels from dims on: y = x
-// Gradient   dx is dy turned back: the same with −θ. offset and periods have none.
+// Gradient   dx is dy rotated back: the same with −θ. offset and periods have none.
 // Layout     x, y: [B, …, T, D]; T is the axis before the last. offset: a number, or on the device [1] or [B] i32;
-//            periods: [h] f32. Strided inputs are copied first, but for x with four axes that lies as [B, T, H, D] with
-//            its middle axes exchanged: y then lies alike.
-// Types      x: f32, f16, bf16. Angles are made in f64 and taken modulo 2π before they become f32, so that far
-//            positions keep their accuracy; products are f32, rounded once.
+//            periods: [h] f32. Strided inputs are copied first, except x with four axes that is a [B, T, H, D] tensor
+//            with its middle axes transposed: y then has the same strides.
+// Types      x: f32, f16, bf16. Angles are computed in f64 and reduced modulo 2π before they are rounded to f32, so that
+//            large positions stay accurate; products are f32, rounded once.
 // Cost       reads 1, writes 1 element each; one sine and cosine for each t and j, whatever the number of heads
-// Limits     2 ≤ dims ≤ D, dims even; at least 3 axes. base > 0. A period of inf turns nothing.
+// Limits     2 ≤ dims ≤ D, dims even; at least 3 axes. base > 0. A period of inf means no rotation.
 #pragma once
 
 #include "mlxtape/base/error.h"

@@ -1,4 +1,4 @@
-// softmax: the numbers of a row turned into positive shares of one, and its gradient.
+// softmax: the exponentials of each row, divided by their sum, and the gradient.
 //
 // Formula    m[r]    = max_c x[r,c]
 //            y[r,c]  = exp(x[r,c] − m[r]) / Σ_j exp(x[r,j] − m[r])
@@ -9,7 +9,7 @@
 //            rounded once.
 // Cost       forward: reads 1·RC, writes 1·RC elements; backward: reads 2·RC, writes 1·RC.
 //            A row that does not fit the second-level cache is read twice.
-// Limits     rank ≥ 1; an axis of length 0 or 0 rows give an empty result. A row of −inf alone, or
+// Limits     rank ≥ 1; an axis of length 0 or 0 rows give an empty result. A row of only −inf, or
 //            with +inf or NaN in it, gives NaN; one finite number among −inf gives exactly 1.
 #pragma once
 
@@ -19,13 +19,13 @@
 
 namespace mlxtape::ops {
 
-// The contract as code: the first rule broken, or nothing.
+// The contract as code: the first rule violated, or nothing.
 Check softmax_check(const Tensor& x, std::int64_t axis);
 Check softmax_backward_check(const Tensor& y, const Tensor& dy, std::int64_t axis);
 
 Tensor softmax(CommandEncoder& encoder, const Tensor& x, std::int64_t axis = -1);
 
-// dx from y, the result of softmax, and dy, the gradient that reaches y.
+// dx from y, the result of softmax, and dy, the gradient of y.
 Tensor softmax_backward(CommandEncoder& encoder, const Tensor& y, const Tensor& dy,
                         std::int64_t axis = -1);
 

@@ -1,18 +1,18 @@
-// take_along_axis: along one axis, the elements that the indices name, and its gradient.
+// take_along_axis: selects elements along an axis by indices, and its gradient.
 //
 // Formula    y[o,j,i]  = x[o, p(o,j,i), i]     p = indices[o,j,i], or + C if it is negative
 //            y[o,j,i]  = 0                     where p is not in [0, C)
 // Gradient   dx[o,c,i] = Σ_j dy[o,j,i]·[p(o,j,i) = c]
-//            and summed over every axis along which x was broadcast. None for indices.
+//            also summed over every axis along which x was broadcast. None for indices.
 // Layout     x: [O, C, I], indices: [O, k, I], O and I standing for any number of axes before and
 //            after axis; there x and indices are broadcast against each other, both ways, and y has
-//            the shape both come to, with k along axis. Without an axis x is flattened and indices
+//            the resulting shape, with k along axis. Without an axis x is flattened and indices
 //            are [k]. x and indices may be strided. Saved for backward: indices.
 // Types      x, y: any type. dy, dx: f32, f16 or bf16. indices: any integer type. Sums are f32 in
 //            a fixed order, each dx is rounded once.
 // Cost       forward: reads indices and one line of 64 bytes per element of y (at most x), writes
-//            y; backward: reads indices and dy, writes dx once. Rows of more than 4096 columns and
-//            512 indices, other axes than the last, and x broadcast cost backward more than that.
+//            y; backward: reads indices and dy, writes dx once. For rows of more than 4096 columns and
+//            512 indices, axes other than the last, or a broadcast x, backward costs more.
 // Limits     rank ≥ 1 with an axis; any extent may be 0. k > C and equal indices are legal.
 #pragma once
 
@@ -26,7 +26,7 @@ namespace mlxtape::ops {
 
 using OptionalAxis = std::optional<std::int64_t>;
 
-// The contract as code: the first rule broken, or nothing.
+// The contract as code: the first rule violated, or nothing.
 Check take_along_axis_check(const Tensor& x, const Tensor& indices, OptionalAxis axis);
 Check take_along_axis_backward_check(const Tensor& dy, const Tensor& indices, const Shape& x_shape,
                                      OptionalAxis axis);
@@ -38,9 +38,9 @@ Tensor take_along_axis(CommandEncoder& encoder, const Tensor& x, const Tensor& i
 Tensor take_along_axis_backward(CommandEncoder& encoder, const Tensor& dy, const Tensor& indices,
                                 const Shape& x_shape, OptionalAxis axis = std::nullopt);
 
-// The k chosen of C in each row, as a router or a top-k loss asks for them: the same formula for
-// x [R, C] in f32, f16 or bf16 and indices [R, k] in u32, refusing what such a caller never means:
-// R, C or k = 0, k > C, and broadcasting.
+// k of the C elements in each row, as for a router or a top-k loss: the same formula for x [R, C] in
+// f32, f16 or bf16 and indices [R, k] in u32, without what such a caller never needs: R, C or k = 0,
+// k > C, and broadcasting are errors.
 Check take_along_axis_topk_check(const Tensor& x, const Tensor& indices);
 Check take_along_axis_topk_backward_check(const Tensor& dy, const Tensor& indices,
                                           std::int64_t cols);
@@ -49,7 +49,7 @@ Tensor take_along_axis_topk(CommandEncoder& encoder, const Tensor& x, const Tens
 Tensor take_along_axis_topk_backward(CommandEncoder& encoder, const Tensor& dy,
                                      const Tensor& indices, std::int64_t cols);
 
-// Differentiable in x; indices never carry gradient.
+// Differentiable in x; indices have no gradient.
 Tensor take_along_axis(Tape& tape, const Tensor& x, const Tensor& indices,
                        OptionalAxis axis = std::nullopt);
 
