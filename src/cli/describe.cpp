@@ -74,6 +74,12 @@ std::string entry(const std::string& name, const std::string& meaning) {
   return line + wrapped(meaning, kNames, kNames) + "\n";
 }
 
+// For a list of commands: the others are in the command's own help.
+std::string first_sentence(const std::string& text) {
+  const std::size_t end = text.find(". ");
+  return end == std::string::npos ? text : text.substr(0, end + 1);
+}
+
 std::string help_of(const CommandText& command, const std::string& path) {
   std::string out = wrapped(path + ": " + command.sentence, 0, 0) + "\n\n";
   out += "Usage: " + command.usage(path) + "\n";
@@ -83,7 +89,7 @@ std::string help_of(const CommandText& command, const std::string& path) {
       group = inner.group;
       out += "\n" + (group.empty() ? "Commands" : group) + ":\n";
     }
-    out += entry(inner.name, inner.sentence);
+    out += entry(inner.name, first_sentence(inner.sentence));
   }
   group = "none";
   for (const FlagText& flag : command.flags) {

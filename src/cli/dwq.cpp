@@ -289,11 +289,12 @@ void add_learning(CLI::App& command, Flags& flags) {
   command.add_flag("--targets-only", flags.targets_only, "write --target-dir, then stop")
       ->group(of_steps);
   add(of_saves, "--steps-per-report", flags.job.fit.report_every,
-      "steps between reports of the loss")
+      "steps between reports of the loss; 0: only at the end")
       ->check(count_or_none);
   add(of_saves, "--steps-per-eval", flags.job.fit.validate_every, "steps between validations")
       ->check(count_or_none);
-  add(of_saves, "--save-every", flags.job.fit.save_every, "steps between checkpoints of the run")
+  add(of_saves, "--save-every", flags.job.fit.save_every,
+      "steps between checkpoints of the run; 0: only at the end")
       ->check(count_or_none);
   flags.state.add_to(command);
 }

@@ -52,7 +52,7 @@ CLI::Option* LoopFlags::add_to(CLI::App& command) {
   add(of_data, "--seed", job.batches.seed, "random seed (batch order, initialisation, dropout)")
       ->check(whole_number(0, std::numeric_limits<std::uint32_t>::max()));
   add(of_steps, "--iters", job.fit.iterations,
-      "optimizer steps, each of --grad-accumulation-steps batches (mlx-lm counts batches)")
+      "optimiser steps, each of --grad-accumulation-steps batches (mlx-lm counts batches)")
       ->check(kCount);
   CLI::Option* const learning_rate = add(of_steps, "--learning-rate", job.fit.learning_rate,
                                          "learning rate; with a schedule its maximum")
@@ -84,11 +84,13 @@ CLI::Option* LoopFlags::add_to(CLI::App& command) {
   add(of_saves, "--val-batches", job.validation_batches,
       "batches per validation, spread over all lengths; -1: all, 0: no validation")
       ->check(whole_number(-1, 1U << 30U));
-  add(of_saves, "--steps-per-report", job.fit.report_every, "steps between reports of the loss")
+  add(of_saves, "--steps-per-report", job.fit.report_every,
+      "steps between reports of the loss; 0: only at the end")
       ->check(kCountOrNone);
   add(of_saves, "--steps-per-eval", job.fit.validate_every, "steps between validations")
       ->check(kCountOrNone);
-  add(of_saves, "--save-every", job.fit.save_every, "steps between checkpoints of the run")
+  add(of_saves, "--save-every", job.fit.save_every,
+      "steps between checkpoints of the run; 0: only at the end")
       ->check(kCountOrNone);
   return learning_rate;
 }

@@ -175,8 +175,9 @@ std::string file_of(const std::string& folder, const std::string& name) {
 std::vector<Sample> read_some(const std::string& file, const Tokenizer& tokenizer,
                               const DataOptions& options) {
   std::vector<Sample> samples = read_samples(file, tokenizer, options);
-  if (samples.empty())
+  if (samples.empty()) {
     fail(file, "must contain samples, got an empty file; add some, or delete it");
+  }
   return samples;
 }
 

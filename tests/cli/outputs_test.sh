@@ -89,7 +89,7 @@ cp -r two swept.tmp123.0 && cp -r webapp swept.tmp123.1 && cp -r two vict.tmp999
 echo "mlxtape makes a model here" | tee swept.tmp123.0.lock >swept.tmp123.1.lock
 for name in swept vict; do
   refuses 2 "--q-bits" $pack4 $name --q-bits 7
-  refuses 1 "must hold" $tuned $name --data swept.tmp123.0
+  refuses 1 "must contain" $tuned $name --data swept.tmp123.0
 done
 before=$(contents vict.tmp999999.2024)
 expect 0 "bits per weight" $pack4 swept

@@ -336,7 +336,7 @@ TEST_F(DataFiles, ATextIsCut) {
 
 TEST_F(DataFiles, BadLinesAreNamed) {
   expect_said("{\"text\": \"fine\"}\n\n{\"text\": 3}\n",
-              "some.jsonl: line 3: \"text\" must be a text, got a number");
+              "some.jsonl: line 3: \"text\" must be a string, got a number");
   expect_said("{\"text\": \"fine\"}\n{\"text\": \"fi", "some.jsonl: line 2 is not JSON: byte ");
   expect_said("nope\n", "some.jsonl: line 1 is not JSON: byte 0: must be null, got 'nope'");
   expect_said("{\"text\": \"fine\"}\n\xEF\xBB\xBF{\"text\": \"fine\"}\n",

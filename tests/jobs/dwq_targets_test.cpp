@@ -235,8 +235,7 @@ TEST_P(DwqTargets, RefuseEveryDifference) {
   write_whole(path("t/manifest.json"), changed.dump(), "test");
   refused(R"(format must be "mlxtape targets 2")", [](TargetsPlan&) {});
   fs::remove(path("t/manifest.json"));
-  expect_error(Errc::kIo, "manifest.json: there must be one",
-               [&] { jobs::Targets(path("t"), plan_, 80); });
+  expect_error(Errc::kIo, "manifest.json: missing", [&] { jobs::Targets(path("t"), plan_, 80); });
 }
 
 TEST_P(DwqTargets, RefuseDamagedFiles) {

@@ -239,7 +239,7 @@ TEST_P(DynamicQuant, SaysWhatIsWrong) {
   refused("chunk_rows must be at least 0, got -1",
           [&] { jobs::sensitivities(encoder(), model, some_rows(1, 4, 1), options); });
   refused("at least 1, got 0 and 4", [] { jobs::calibration_rows({}, 0); });
-  refused("a row's 512 tokens, got 0", [] { jobs::calibration_rows({}); });
+  refused("one row of 512 tokens, got 0", [] { jobs::calibration_rows({}); });
 }
 
 TEST_P(DynamicQuant, FilesComeBack) {

@@ -245,7 +245,7 @@ TEST(EvaluateRows, OfLength) {
   };
   refused("at least 2 tokens, got 1", [&] { jobs::rows_of_length(samples, 1); });
   refused("batch_size must be at least 1, got 0", [&] { jobs::rows_of_length(samples, 3, 0); });
-  refused("a row's 12 tokens, got 11", [&] { jobs::rows_of_length(samples, 12); });
+  refused("the 12 tokens of one row, got 11", [&] { jobs::rows_of_length(samples, 12); });
 }
 
 }  // namespace

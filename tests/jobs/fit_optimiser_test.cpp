@@ -66,7 +66,7 @@ TEST(Optimisers, SayWhatIsWrong) {
                           const OptimiserNumbers& given = {}) {
     expect_error(Errc::kArgument, says, [&] { make_optimiser(name, given); });
   };
-  refused("got adafactor; there are adamw, adam, sgd, muon, lion", "adafactor");
+  refused("must be one of adamw, adam, sgd, muon, lion, got adafactor", "adafactor");
   refused("lion has no setting momentum; it has beta1, beta2, weight_decay", "lion",
           {{"momentum", 0.9}});
   refused("adam has no setting weight_decay", "adam", {{"weight_decay", 0.1}});

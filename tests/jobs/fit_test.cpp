@@ -241,7 +241,7 @@ TEST_P(Fit, AStateOfAnotherRunIsRefused) {
 
   Toy other(encoder(), DType::kF32);
   other.trainables[1].name = "mixed";
-  expect_error(Errc::kIo, "must hold \"mixed\"", [&] { run(other, o); });
+  expect_error(Errc::kIo, "must contain \"mixed\"", [&] { run(other, o); });
   other.trainables[1] = {"mix", encoder().zeros({2, 2}, DType::kF32)};
   expect_error(Errc::kIo, "\"mix\" must be [2, 2] of a float, got [8, 8] f32",
                [&] { run(other, o); });
