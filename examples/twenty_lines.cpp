@@ -22,6 +22,6 @@ int main() try {
   for (const float v : dw.host<float>()) std::printf("%.4f ", v);
   std::printf("\n");
 } catch (const mlxtape::Error& e) {
-  std::fprintf(stderr, "%s\n", e.what());  // one clear sentence: what must hold, what came
+  std::fprintf(stderr, "%s\n", e.what());  // one sentence: what is required, what was given
   return 1;
 }

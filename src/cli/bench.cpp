@@ -71,9 +71,9 @@ Device& device_of(const Globals& globals, Flags& flags) {
 }
 
 void add_ops(CLI::App& bench, const Globals& globals, const std::shared_ptr<Flags>& flags) {
-  CLI::App* ops = add_command(bench, "ops",
-                              "benchmark every op: time, bandwidth, share of the memory bandwidth.",
-                              "Example:\n  mlxtape bench ops --filter 'softmax bwd .* bf16'");
+  CLI::App* ops = add_command(
+      bench, "ops", "benchmark every op: time, bandwidth, percentage of memory bandwidth.",
+      "Example:\n  mlxtape bench ops --filter 'softmax bwd .* bf16'");
   ops->add_option("--filter", flags->config.filter,
                   "only rows that match this regular expression, e.g. 'softmax bwd .* bf16'")
       ->type_name("REGEX");

@@ -144,7 +144,7 @@ void add_compare(CLI::App& app, const Globals& globals) {
       ->required()
       ->type_name("DIR");
   command->add_option("B", flags->b, "directory of the second model")->required()->type_name("DIR");
-  flags->rows.add_to(*command, "--data,--data-path", "test, or else valid");
+  flags->rows.add_to(*command, "--data,--data-path", "uses test, or else valid");
   flags->rows.add_mask_to(*command);
   command
       ->add_option("--prompt-tokens", flags->prompt_tokens,

@@ -225,7 +225,7 @@ void add_dynamic_quant(CLI::App& app, const Globals& globals) {
       ->group(group);
   flags->finite.add_to(*command, group);
   add_packing(*command, *flags);
-  flags->rows.add_to(*command, "--data-path,--data", "train, or else valid");
+  flags->rows.add_to(*command, "--data-path,--data", "uses train, or else valid");
   command
       ->add_option("--seed", flags->seed,
                    "no effect, because nothing is random; accepted for compatibility with mlx-lm")

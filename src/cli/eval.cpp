@@ -98,7 +98,7 @@ void add(CLI::App& app, const Globals& globals, const char* name, const char* se
           "find the same token most likely)")
       ->type_name("DIR")
       ->group("Model");
-  flags->rows.add_to(*command, "--data,--data-path", "test, or else valid");
+  flags->rows.add_to(*command, "--data,--data-path", "uses test, or else valid");
   flags->rows.add_mask_to(*command);
   command->callback([&globals, flags] { run(globals, *flags); });
 }

@@ -19,8 +19,8 @@ void RowFlags::add_to(CLI::App& command, const std::string& names, const std::st
   constexpr std::uint64_t kMost = std::uint64_t{1} << 30U;
   command
       .add_option(names, data,
-                  "text data: a .jsonl or .txt file, or a folder, of which " + of_a_folder +
-                      " is used; all text is joined and cut into rows")
+                  "text data: a .jsonl or .txt file, or a folder (" + of_a_folder +
+                      "); all text is joined and cut into rows")
       ->type_name("FILE")
       ->group(group);
   command.add_option("--sequence-length", length, "tokens per row")

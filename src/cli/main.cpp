@@ -71,11 +71,12 @@ void add_global_flags(CLI::App& app, Globals& globals) {
       ->check(whole_number(0, 1024))
       ->type_name("N")
       ->group(group);
-  app.add_option("--cpu-target", globals.cpu_target, "limit the CPU instruction set (see info)")
+  app.add_option("--cpu-target", globals.cpu_target,
+                 "highest CPU instruction set to use; mlxtape info lists them")
       ->type_name("NAME")
       ->group(group);
   app.add_flag("--json", globals.json, "print the result as JSON")->group(group);
-  app.add_flag("--quiet", globals.quiet, "no progress and no warnings")->group(group);
+  app.add_flag("--quiet", globals.quiet, "print no progress and no warnings")->group(group);
 }
 
 // An empty path is a variable of a script that was never set: it must not become the current folder.
