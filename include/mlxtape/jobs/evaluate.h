@@ -1,7 +1,7 @@
 // evaluate: how well a model predicts text data, and how close it is to a reference model.
 //
 //   const auto rows = rows_of_length(read_samples(file, tokenizer), 512);
-//   const Evaluation e = evaluate(*encoder, packed, &model, rows);    // or every_batch (jobs/dataset.h): samples, padded
+//   const Evaluation e = evaluate(*encoder, quantised, &model, rows); // or every_batch (jobs/dataset.h): samples, padded
 //
 // Formula    over the N targets that count, z a model's logits, p = softmax(z):
 //            l = −log p[target];  perplexity = exp(mean l), its error perplexity·std(l)/√N, as mlx-lm has it
