@@ -6,8 +6,8 @@
 //            rate(t) = learning_rate·t/warmup up to warmup; then learning_rate, or with cosine
 //            final + (learning_rate − final)·(1 + cos(π·u))/2, u = (t − warmup)/(iterations − warmup), final = learning_rate·final_share
 // Rows       a row-sparse gradient (mlxtape/tape/rows.h), of an embedding that is not also the head, is stepped by rows: rows
-//            that no token selected stay unchanged. With lazy_rows off every row decays, as in mlx-lm, and also where the
-//            optimiser takes no rows.
+//            that no token selected stay unchanged. With lazy_rows off every row decays, as in mlx-lm; so it does if the
+//            optimiser does not support rows.
 // Checkpoint in a folder (mlxtape/jobs/run_folder.h) state.safetensors: master weights, the optimiser's states, t, the best
 //            step so far and the loss history, in one file that is written atomically; best.safetensors: the trainables at the
 //            lowest validation loss, written after a checkpoint of that step. Both end with a checksum, verified before they

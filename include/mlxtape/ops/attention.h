@@ -2,8 +2,8 @@
 //
 // Formula    s[t,j] = scale·(q_t·k_j) + mask[t,j];  p[t,j] = exp(s[t,j] − lse_t);  y_t = Σ_j p[t,j]·v_j
 //            lse_t = log(Σ_j exp s[t,j] + exp sink), the last only with sinks
-//            A key does not count where a bool mask is false; causal: where j > i for i = t + keys − queries; with
-//            a window also where j ≤ i − window; and where an added mask brings s below −10⁶, next to which f32 would
+//            A key does not count if a bool mask is false; causal: if j > i for i = t + keys − queries; with
+//            a window also if j ≤ i − window; and if an added mask brings s below −10⁶, next to which f32 would
 //            lose the rest of lse. If no key counts, y_t = 0. A sink of −inf is no sink.
 // Gradient   D_t = dy_t·y_t;  ds[t,j] = p[t,j]·(dy_t·v_j − D_t)
 //            dq_t = scale·Σ_j ds[t,j]·k_j;  dk_j = scale·Σ_t ds[t,j]·q_t;  dv_j = Σ_t p[t,j]·dy_t

@@ -21,9 +21,9 @@
 //            dy as one more operand.
 // Limits     sqrt, log of negative numbers NaN, log 0 = −inf, NaN and infinity as IEEE 754 says; maximum,
 //            minimum and clip of NaN are NaN, of +0 and −0, which are equal, b. exp, sqrt within 2 ulp of
-//            f32, log, log1p, tanh and power within 4, Φ within 5 (where there is no fused multiply-add x²/2
+//            f32, log, log1p, tanh and power within 4, Φ within 5 (without fused multiply-add x²/2
 //            more); on CUDA in 16 bits, before the rounding, log and log1p within 2^-18 of themselves, power
-//            4e-4, Φ 1e-5. Tensors moved into a function give it their memory for the result where it fits
+//            4e-4, Φ 1e-5. Tensors moved into a function give it their memory for the result if it fits
 //            (core/reuse.h).
 #pragma once
 

@@ -9,7 +9,7 @@
 //            top k:  p is the softmax over the k values only; the sum runs over them, at their
 //                    indices; log q is over all V.
 // Gradient   c[r]    = dloss·w[r]·F/T, for mean also divided by Σ_r w[r]
-//            dstudent[r,v] = c[r]·(q[r,v] − p[r,v]), p = 0 where it is not among the k
+//            dstudent[r,v] = c[r]·(q[r,v] − p[r,v]), p = 0 if v is not among the k
 //            to the student only: the teacher is a constant, watched or not, as is the mask
 // Layout     student, teacher: [..., V], the axes before V count R rows; values, indices: [..., k].
 //            mask: [...] or [R]. loss: [...] for none, else []. Strided inputs are copied first.

@@ -3,7 +3,7 @@
 //
 // Formula    w[r]   = 0 where target[r] = ignore_index, else mask[r], 1 without a mask;
 //            weight = w[r], but NaN where w[r] ≠ 0 and target[r] is outside [0, V)
-//            scale  = 1 for none and sum; for mean 1/Σ_r w[r], and 0 where that sum is 0
+//            scale  = 1 for none and sum; for mean 1/Σ_r w[r], and 0 if that sum is 0
 //            loss   = l[r] for none, else scale·Σ_r l[r], of row losses l that include their weight
 // Gradient   none is recorded: a loss includes weight and scale in its own.
 // Layout     mask, targets: any shape of R elements. weight: [R]; index: [R], the target, or −1 if

@@ -2,7 +2,7 @@
 //
 // Formula    take      y[o, j…, i] = x[o, p(j…), i]   p = indices[j…], or + C if it is negative
 //                      y[o, j…, i] = 0                where p is not in [0, C)
-//            gather    y[j…, s…] = x[q], q_a = p_k(j…) where a = axes[k], else s_a; 0 where any p_k is outside
+//            gather    y[j…, s…] = x[q], q_a = p_k(j…) where a = axes[k], else s_a; 0 if any p_k is outside
 // Gradient   dx is zero plus each dy added at its source (mlxtape/ops/sum_rows.h). None for indices.
 // Layout     x: [O, C, I], O and I standing for any number of axes before and after axis; indices: any shape,
 //            also []; y has that shape in place of axis. Without an axis x is flattened: y has the shape of indices.
