@@ -108,7 +108,10 @@ std::string unknown_text(const CLI::App& app, const std::string& word) {
     known.commands.push_back(command->get_name());
   }
   const std::string advice = suggestion(word, known);
-  return "unknown command or flag: " + word + (advice.empty() ? "" : ". " + advice);
+  const char* const what = word.starts_with("-")    ? "unknown flag: "
+                           : known.commands.empty() ? "unexpected argument: "
+                                                    : "unknown command: ";
+  return what + word + (advice.empty() ? "" : ". " + advice);
 }
 
 // What comes before the command that was asked for.

@@ -169,8 +169,8 @@ void AnswerWatch::end() {
 }
 
 std::string positions_warning(const std::string& what, std::int64_t positions) {
-  return "mlxtape: warning: " + what + " is longer than the model's maximum context length, " +
-         std::to_string(positions) + "; quality may suffer";
+  return "mlxtape: warning: " + what + " is longer than the model's maximum context length of " +
+         std::to_string(positions) + " tokens; quality may suffer";
 }
 
 void TemplateFlags::add_to(CLI::App& command) {

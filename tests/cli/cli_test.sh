@@ -12,10 +12,10 @@ expect 0 "bench" --help
 expect 0 "--json" bench ops --help
 expect 0 "." --version
 expect 2 "a command is required"
-expect 2 "here: frobnicate" frobnicate
-expect 2 "here: --frobnicate" --frobnicate
-expect 2 "here: frobnicate" --threads 2 frobnicate
-expect 2 "here: frobnicate" bench frobnicate
+expect 2 "unknown command: frobnicate" frobnicate
+expect 2 "unknown flag: --frobnicate" --frobnicate
+expect 2 "unknown command: frobnicate" --threads 2 frobnicate
+expect 2 "unknown command: frobnicate" bench frobnicate
 expect 2 "--threads" --threads 5000 info
 expect 2 "--threads" --threads many info
 expect 2 "one of" --cpu-target AVX9 info

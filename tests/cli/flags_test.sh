@@ -81,7 +81,7 @@ grep -qE -- '--temperature|--n-predict| -n' help && complain "help shows hidden 
 means() {
   typed=$1 meant=$2
   shift 2
-  expect 2 "here: $typed. $meant (see mlxtape" "$@"
+  expect 2 ": $typed. $meant (see mlxtape" "$@"
 }
 means gnerate "Did you mean generate?" gnerate --model model
 means quantise "Did you mean quantize?" quantise --model model
@@ -97,9 +97,9 @@ means --ctx-size "It is not needed: the cache grows with the text." $one --ctx-s
 means --n-gpu-layers "--device cuda runs the whole model on the GPU." $one --n-gpu-layers 99
 means --output "Did you mean --mlx-path?" quantize --model model --output x
 means --devcie "Did you mean --device?" $one --devcie cpu
-expect 2 "here: --frobnicate (see mlxtape generate --help)" $one --frobnicate
+expect 2 "unknown flag: --frobnicate (see mlxtape generate --help)" $one --frobnicate
 # Before what is missing, which may be what was meant.
-expect 2 "here: --badflag (see mlxtape generate --help)" generate --badflag
+expect 2 "unknown flag: --badflag (see mlxtape generate --help)" generate --badflag
 means --modle "Did you mean --model?" generate --modle model -p 1
 means --mdoel "Did you mean --model?" quantize --mdoel model --mlx-path no
 expect 2 "--model is required" generate -p 1
@@ -179,7 +179,7 @@ expect 1 "nan: the tensor " dynamic-quant $on --model nan $on_sums --sequence-le
 expect 1 "nan: the tensor " dwq $on --model nan $on_sums --bits 2 --group-size 32
 expect 1 "nan: the tensor " dwq $on --model nan $on_sums --target-dir targets --targets-only
 expect 1 "nan: the tensor " dwq $on --model model --quantized-model nan $on_sums
-expect 0 "after step" lora $on --model model --train --data two.jsonl --batch-size 1 --iters 1 --lora-rank 2 --quiet
+expect 0 "from step" lora $on --model model --train --data two.jsonl --batch-size 1 --iters 1 --lora-rank 2 --quiet
 grep -q '"rank": 2' adapters/adapter_config.json || complain "lora --lora-rank: $(cat adapters/adapter_config.json)"
 expect 1 "nan with its adapters: the tensor " fuse --model nan --adapter-path adapters --save-path no
 expect 0 "modules fused" fuse --model model --adapter-path adapters --save-path fused
@@ -194,7 +194,7 @@ expect 1 "lora_" fuse --model model --adapter-path broken --save-path no
 cp -r model short
 sed -i 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 8/' short/config.json
 grep -q '"max_position_embeddings": 8' short/config.json || complain "no positions in config.json"
-warns="is longer than the 8 positions"
+warns="is longer than the model's maximum context length of 8 tokens"
 # warned <times> <text> <arguments...>
 warned() {
   times=$1 text=$2

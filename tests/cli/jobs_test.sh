@@ -25,12 +25,12 @@ same_files new/model.safetensors threads/model.safetensors "a run on one thread"
 expect 0 "validation loss" train $on --model model --data data $steps --out tuned --dtype bfloat16 \
   --schedule cosine --warmup 2 --grad-accumulation-steps 2 --grad-checkpoint --mask-prompt
 expect 0 "qwen3_next, bf16" inspect tuned
-expect 0 "after step" train $on --model packed --data data/train.jsonl $steps --out scales
+expect 0 "from step" train $on --model packed --data data/train.jsonl $steps --out scales
 expect 0 "4 bits" inspect scales
 
 echo '{"txt": 1}' >bad.jsonl
 expect 1 "new: already exists; use --force to overwrite, or another --out" train $scratch --out new
-expect 0 "after step" train $scratch --out new --force
+expect 0 "from step" train $scratch --out new --force
 expect 1 "again.state: contains an unfinished run; use --resume, or delete" train $scratch --out again --force
 expect 1 "must be a directory or absent" train $scratch --out bad.jsonl --force
 expect 1 "must be a writable directory" train $scratch --out bad.jsonl/x
@@ -59,13 +59,13 @@ one_line "must be in the model's vocabulary of 64, got 97" train $on --model mod
 for optimizer in adam "sgd --momentum 0.9 --nesterov true" "muon --adamw-share 0.1" "lion --beta2 0.95 --weight-decay 0.1"; do
   steps8="--iters 8 --batch-size 8 --save-every 1 --steps-per-eval 4 --val-batches 1"
   by="train $on --config packed/config.json --from-scratch --data data $steps8 --optimizer $optimizer"
-  expect 0 "after step" $by --out by.whole
+  expect 0 "from step" $by --out by.whole
   "$program" $by --out by.parts --quiet >/dev/null 2>&1 &
   job=$!
   until_there by.parts.state/state.safetensors
   kill -9 $job
   wait $job 2>/dev/null
-  expect 0 "after step" $by --out by.parts --resume --force
+  expect 0 "from step" $by --out by.parts --resume --force
   same_files by.whole/model.safetensors by.parts/model.safetensors "a run of $optimizer that was killed, and a whole one"
   rm -rf by.whole by.parts
 done
@@ -77,7 +77,7 @@ expect 2 "--nesterov" train $scratch --out no --optimizer sgd --nesterov maybe
 expect 2 "nesterov needs momentum" train $scratch --out no --optimizer sgd --nesterov true
 expect 2 "beta2 must be in [0, 1)" train $scratch --out no --beta2 1
 expect 2 "--eps: must be a number from 0" train $scratch --out no --eps -1
-expect 0 "after step" train $scratch --out kept --keep-state
+expect 0 "from step" train $scratch --out kept --keep-state
 expect 2 "is the checkpoint of another run: optimizer must be adamw to resume it, got lion" \
   train $scratch --out kept --state kept.state --resume --optimizer lion --force
 rm -rf kept kept.state
@@ -138,34 +138,34 @@ fi
 
 tune="lora $on --model packed --train --data data $steps --learning-rate 1e-3"
 expect 0 "test loss" $tune --test --rank 4 --scale 2
-expect 0 "after step" $tune --adapter-path dropped --dropout 0.1 --lora-keys q_proj,v_proj
+expect 0 "from step" $tune --adapter-path dropped --dropout 0.1 --lora-keys q_proj,v_proj
 [ -e adapters/0000002_adapters.safetensors ] || complain "lora: no adapters of step 2"
 [ ! -e adapters/state.safetensors ] || complain "lora left its state"
 expect 1 "adapters/0000002_adapters.safetensors: already exists; use --force to overwrite" $tune
 expect 0 '"step_of_adapters"' $tune --adapter-path keyed --lora-keys self_attn.q_proj,down_proj --num-layers 1 --json
 grep -q '"self_attn.q_proj"' keyed/adapter_config.json || complain "lora --lora-keys: $(cat keyed/adapter_config.json)"
 expect 0 "test loss" lora $on --model packed --test --data data
-expect 0 "after step" $tune --adapter-path more --resume-adapter-file adapters/adapters.safetensors --rank 4 --scale 2
+expect 0 "from step" $tune --adapter-path more --resume-adapter-file adapters/adapters.safetensors --rank 4 --scale 2
 expect 1 "must be [" $tune --adapter-path no --resume-adapter-file adapters/adapters.safetensors --rank 5
 cat >lora.json <<'END'
 {"model": "packed", "train": true, "data": "data", "iters": 4, "batch_size": 8, "steps_per_eval": 3, "device": null,
  "learning_rate": 1e-3, "fine_tune_type": "lora", "optimizer_config": {"adam": {}}, "lr_schedule": null,
  "lora_parameters": {"rank": 2, "scale": 3.0, "dropout": 0.0, "keys": ["q_proj", "down_proj"]}, "adapter_path": "fromfile"}
 END
-expect 0 "fromfile: the adapters" lora $on -c lora.json
+expect 0 "fromfile: adapters from step" lora $on -c lora.json
 grep -q '"rank": 2' fromfile/adapter_config.json || complain "lora -c: $(cat fromfile/adapter_config.json)"
-expect 0 "flagged: the adapters" lora $on -c lora.json --rank 3 --adapter-path flagged
+expect 0 "flagged: adapters from step" lora $on -c lora.json --rank 3 --adapter-path flagged
 grep -q '"rank": 3' flagged/adapter_config.json || complain "lora -c and --rank: $(cat flagged/adapter_config.json)"
 cat >optimizer.json <<'END'
 {"optimizer": "adamw", "optimizer_config": {"adam": {}, "adamw": {"betas": [0.8, 0.95], "weight_decay": 0.1, "eps": null},
  "adafactor": {"eps": [1e-30, 1e-3]}}}
 END
-expect 0 "after step" $tune -c optimizer.json --iters 2 --adapter-path byfile --keep-state
-expect 0 "after step" $tune --optimizer adamw --beta1 0.8 --beta2 0.95 --weight-decay 0.1 --iters 2 --adapter-path byflags
+expect 0 "from step" $tune -c optimizer.json --iters 2 --adapter-path byfile --keep-state
+expect 0 "from step" $tune --optimizer adamw --beta1 0.8 --beta2 0.95 --weight-decay 0.1 --iters 2 --adapter-path byflags
 same_files byfile/adapters.safetensors byflags/adapters.safetensors "lora with an optimizer from a file and from flags"
 expect 2 "optimizer must be adamw to resume it, got sgd" $tune -c optimizer.json --adapter-path byfile --resume --optimizer sgd
 for optimizer in sgd muon lion; do
-  expect 0 "after step" $tune --optimizer $optimizer --iters 2 --adapter-path by.$optimizer
+  expect 0 "from step" $tune --optimizer $optimizer --iters 2 --adapter-path by.$optimizer
 done
 echo '{"optimizer": "adafactor"}' >adafactor.json
 expect 2 "adafactor is not supported" $tune -c adafactor.json --adapter-path no
@@ -189,7 +189,7 @@ interrupted held/state.safetensors $tune $long --iters 100000 --adapter-path hel
 grep -q -- "--adapter-path held --resume$" err || complain "lora, interrupted: $(cat err)"
 step=$(sed -n 's/^stopped after step \([0-9]*\) of.*/\1/p' err)
 expect 1 "held: contains an unfinished run" $tune $long --adapter-path held
-expect 0 "after step $((step + 2))" $tune $long --iters $((step + 2)) --adapter-path held --resume
+expect 0 "from step $((step + 2))" $tune $long --iters $((step + 2)) --adapter-path held --resume
 expect 0 "steps" $tune $long --iters $((step + 2)) --adapter-path straight
 same_files held/adapters.safetensors straight/adapters.safetensors "lora, interrupted and not"
 
@@ -217,7 +217,7 @@ expect 0 "% lower" $teach --mlx-path taught
 expect 0 "2 bits" inspect taught
 expect 0 '"kl_after"' $teach --mlx-path stored --target-dir targets --json
 [ -e targets/manifest.json ] || complain "dwq --target-dir wrote no manifest"
-expect 0 "the targets of 7 batches" $teach --target-dir targets --targets-only
+expect 0 "targets of 7 batches" $teach --target-dir targets --targets-only
 expect 2 "batch_size must be 4, got 8" $teach --mlx-path no --target-dir targets --batch-size 4
 expect 0 "bits per weight" quantize --model model --mlx-path two --q-bits 2 --q-group-size 32
 expect 0 "% lower" $teach --quantized-model two --mlx-path same

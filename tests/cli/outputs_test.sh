@@ -32,7 +32,7 @@ tuned="train $on --model packed --data data $steps --out"
 tune="lora $on --model packed --train --data data $steps --rank 2 --lora-keys q_proj --adapter-path"
 teach="dwq $on --model model --bits 2 --group-size 32 --data-path data --batch-size 8 --mlx-path"
 pack="dynamic-quant $on --model model --low-bits 2 --low-group-size 32 --high-bits 6 --high-group-size 32 --target-bpw 7"
-expect 0 "after step" $tune adapters
+expect 0 "from step" $tune adapters
 fuse="fuse --model packed --adapter-path adapters --save-path"
 expect 0 "bits per weight" $pack --data-path data --sequence-length 16 --mlx-path dynamic
 expect 0 "bits per weight" quantize --model model --mlx-path two --q-bits 2 --q-group-size 32
@@ -182,12 +182,12 @@ for name in adapters.safetensors adapter_config.json 0000001_adapters.safetensor
   ln -s ../precious links/$name
 done
 cp adapter_config.json adapter_config.before
-expect 0 "after step" $tune links --force
+expect 0 "from step" $tune links --force
 same "$(cat precious)" precious "a file behind a link"
 same_files adapter_config.json adapter_config.before "a config behind a link"
 [ ! -h links/adapters.safetensors ] && [ ! -h links/adapter_config.json ] || complain "lora left a link"
 same_files links/adapters.safetensors adapters/adapters.safetensors "adapters in place of a link, and others"
-expect 0 "after step" $tune last --only-last
+expect 0 "from step" $tune last --only-last
 same "$(ls last | tr '\n' ' ')" "adapter_config.json adapters.safetensors " "lora --only-last"
 same_files last/adapters.safetensors adapters/adapters.safetensors "lora with --only-last and without"
 
@@ -230,7 +230,7 @@ ln -s nowhere mine/state.safetensors
 refuses 1 "mine/state.safetensors: already exists" $scratch new --state mine
 rm mine/state.safetensors
 before=$(contents mine)
-expect 0 "after step" $scratch new --state mine
+expect 0 "from step" $scratch new --state mine
 same "$before" "$(contents mine)" "a user's files in the folder of a state"
 # One that a run did not write, which comes while it is stopped.
 interrupted mine/state.safetensors $scratch later --state mine --iters 100000
@@ -313,7 +313,7 @@ grep -q "race: was created by another run in the meantime and is left as it is; 
   complain "two runs: $(cat err)"
 same "$before" "$(contents race)" "a folder that another run made"
 mv race first
-expect 0 "after step 60" $scratch race --iters 60 --resume
+expect 0 "from step 60" $scratch race --iters 60 --resume
 
 # ---- signals ----
 
@@ -372,7 +372,7 @@ if [ "$on" = "--device cpu" ]; then
   wait $job
   same $? 1 "chat with a model that became shorter"
   same "$(wc -l <err)" 1 "lines of the error of a file that became shorter"
-  grep -qF "mlxtape: cut\\x1b[31m/model.safetensors: became shorter" err || complain "a file that became shorter: $(cat err)"
+  grep -qF "mlxtape: cut\\x1b[31m/model.safetensors: was truncated or became unreadable" err || complain "a file that became shorter: $(cat err)"
 fi
 
 same "$(find . -name '*.tmp*' -o -name '*.old' | wc -l)" 0 "files left behind"
