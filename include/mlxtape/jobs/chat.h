@@ -25,7 +25,7 @@ struct ChatSettings {
   std::string system;              // system prompt; empty: none
   formats::Json variables;         // extra template variables: {"enable_thinking": false}
   std::int64_t max_context = 0;    // tokens of all turns; 0: the model's maximum context length
-  std::int64_t first_room = 4096;  // tokens allocated for after the first question
+  std::int64_t first_room = 4096;  // initial capacity after the first question, in tokens
 };
 
 struct Reply {

@@ -45,7 +45,7 @@ namespace mlxtape::jobs {
 struct EngineOptions {
   std::int64_t slots = 1;
   std::int64_t context = 0;  // maximum tokens per sequence; 0: the model's maximum context length
-  std::int64_t first_room = 1024;  // tokens allocated for after a prompt at first
+  std::int64_t first_room = 1024;  // initial capacity after a prompt, in tokens
   std::int64_t prefill_chunk = 2048;
   bool logprobs = false;  // of chosen tokens; and the most likely ones, there and beside scores
   bool prompts_first = false;   // quickest for a batch whose requests are all there at once

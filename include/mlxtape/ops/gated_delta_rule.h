@@ -21,7 +21,7 @@
 //            CUDA, 16-bit heads of width 128 with one decay per head need 0.6 KiB of scratch memory per token and value head
 //            forward, 2.2 KiB backward.
 // Limits     Dk and Dv up to 256, Hv a multiple of Hk. sequence_starts: as for conv1d_depthwise_causal. Nothing is
-//            ever divided by a decay: any from 0 to 1 is safe, larger ones are used as they are. Tokens are processed
+//            ever divided by a decay: any from 0 to 1 is accurate, larger ones are used as they are. Tokens are processed
 //            in chunks: inf or NaN in one may reach earlier ones, unless the mask hides it.
 #pragma once
 

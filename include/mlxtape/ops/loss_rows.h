@@ -32,7 +32,7 @@ struct LossRows {
   LossRows slice(std::int64_t start, std::int64_t stop) const;  // some of the rows; the same scale
 };
 
-// Which rows count. Without targets, all rows do; classes is V, the number of classes.
+// What decides how rows count: targets, with classes = V, and a mask; either may be left out.
 struct LossRowsOptions {
   Tensor mask = {};
   Tensor targets = {};

@@ -14,7 +14,7 @@
 //            copied first. Saved: codes.
 // Types      w: f32, f16, bf16; quantize returns scales and biases of w's type, dequantize any of the three, by default
 //            that of the scales. Arithmetic is f32, rounded once when stored: codes are computed with the unrounded s.
-//            With kCpu, quantize is bit-identical to MLX on a CPU; dequantize is for f32. In 16 bits MLX rounds s·q
+//            With kCpu, quantize is bit-identical to MLX on a CPU; so is dequantize for f32. In 16 bits MLX rounds s·q
 //            first, so that of normally distributed weights 16 % at 2 bits, 49 % at 4 and 64 % at 8 differ by one
 //            rounding. Gradients: f32 sums.
 // Cost       quantize reads w once and writes the rest; dequantize reads codes, scales and biases once and writes w, its
