@@ -12,7 +12,7 @@ namespace mlxtape::cli {
 // From the beginning to the end of its life signals are ours; before and after they are what they were. One at a time.
 class Interrupts {
  public:
-  // What the first signal says, on a line "mlxtape: <says>; again to end at once". Empty: it says nothing.
+  // What the first signal says, on a line "mlxtape: <says>; press Ctrl-C again to quit at once". Empty: it says nothing.
   explicit Interrupts(const char* says);
   ~Interrupts();
   Interrupts(const Interrupts&) = delete;
