@@ -180,8 +180,8 @@ void run_all(const Globals& globals, Flags& flags) {
 
 void add_bench(CLI::App& app, const Globals& globals) {
   CLI::App* bench = add_command(app, "bench",
-                                "benchmark this machine: every op, then a whole model; or one of "
-                                "the commands below. Here --device auto means the CPU.",
+                                "benchmark this machine: every op, then a whole model. Each "
+                                "subcommand measures one part. Here --device auto means the CPU.",
                                 "Examples:\n  mlxtape bench --out results\n  mlxtape bench ops "
                                 "--filter softmax --device cuda");
   bench->group("This machine");
