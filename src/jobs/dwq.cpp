@@ -16,10 +16,11 @@ namespace {
 [[noreturn]] void wrong(const std::string& what) { throw Error(Errc::kArgument, "dwq: " + what); }
 
 // Calls function(name, tensor) with each of the weights that learns.
-template <class Function>
-void each_learning(models::Weights& weights, const models::Config& config, bool others,
+// weights: to be changed or not.
+template <class W, class Function>
+void each_learning(W& weights, const models::Config& config, bool others,
                    const Function& function) {
-  for (const models::Slot& slot : models::slots(weights, config)) {
+  for (const auto& slot : models::slots(weights, config)) {
     if (!slot.is_weight) {
       if (others) function(slot.name, *slot.tensor);
     } else if (slot.weight->is_packed() && slot.weight->packed.bits < 8) {
@@ -227,10 +228,9 @@ FitOptions dwq_fit() {
 
 std::vector<Trainable> dwq_trainables(const models::Model& student, bool others) {
   std::vector<Trainable> result;
-  models::Weights weights = student.weights;
-  each_learning(weights, student.config, others, [&](const std::string& name, const Tensor& t) {
-    result.push_back({name, t, false});
-  });
+  each_learning(
+      student.weights, student.config, others,
+      [&](const std::string& name, const Tensor& t) { result.push_back({name, t, false}); });
   return result;
 }
 

@@ -1,7 +1,6 @@
 #include "mlxtape/jobs/train.h"
 
 #include <memory>
-#include <set>
 
 #include "fingerprint.h"
 #include "staging.h"
@@ -10,24 +9,16 @@ namespace mlxtape::jobs {
 
 namespace {
 
-// Where the weights of products begin in memory; those of embedding and head are none here.
-std::set<const void*> matrices_of(const models::Model& model) {
-  std::set<const void*> matrices;
-  models::Weights weights = model.weights;
-  for (const models::Slot& slot : models::slots(weights, model.config)) {
-    const nn::Weight* w = slot.weight;
-    if (w == nullptr || w->is_packed() || w == &weights.embedding || w == &weights.head) continue;
-    matrices.insert(w->plain.data());
-  }
-  return matrices;
-}
-
 std::vector<Trainable> floats_of(const models::Model& model) {
-  const std::set<const void*> matrices = matrices_of(model);
   std::vector<Trainable> trainables;
-  for (const models::Parameter& p : models::parameters(model)) {
-    if (!is_float(p.tensor.dtype())) continue;
-    trainables.push_back({p.name, p.tensor, matrices.contains(p.tensor.data())});
+  for (const models::ConstSlot& slot : models::slots(model)) {
+    // Weights of products; rows of embedding and head are tokens of their own.
+    const bool is_matrix = slot.is_weight && !slot.weight->is_packed() &&
+                           slot.role != models::Role::kEmbedding &&
+                           slot.role != models::Role::kHead;
+    models::each_tensor_of(slot, [&](const std::string& name, const Tensor& t) {
+      if (is_float(t.dtype())) trainables.push_back({name, t, is_matrix});
+    });
   }
   return trainables;
 }

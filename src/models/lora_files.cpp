@@ -137,8 +137,7 @@ void save_adapter_weights(const Model& model, const std::string& file) {
 Check adapters_check(const Model& model, const LoraOptions& options) {
   if (const Check check = lora_check(model, options)) return check;
   const std::vector<std::string> chosen = lora_modules(model, options);
-  Weights copy = model.weights;
-  for (const Slot& slot : slots(copy, model.config)) {
+  for (const ConstSlot& slot : slots(model)) {
     if (slot.weight == nullptr || !slot.weight->adapter.defined()) continue;
     const nn::Adapter& adapter = slot.weight->adapter;
     const std::int64_t rank = adapter.a.shape()[1];

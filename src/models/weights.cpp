@@ -154,20 +154,6 @@ std::vector<S> all_slots(W& weights, const Config& config) {
   return result;
 }
 
-// Called with every tensor that there is and its name in a file.
-template <class S, class Function>
-void visit(const S& slot, const Function& function) {
-  if (slot.tensor != nullptr) {
-    function(slot.name, *slot.tensor);
-  } else if (!slot.weight->is_packed()) {
-    function(slot.name + ".weight", slot.weight->plain);
-  } else {
-    function(slot.name + ".weight", slot.weight->packed.codes);
-    function(slot.name + ".scales", slot.weight->packed.scales);
-    function(slot.name + ".biases", slot.weight->packed.biases);
-  }
-}
-
 }  // namespace
 
 std::vector<Slot> slots(Weights& weights, const Config& config) {
@@ -193,7 +179,7 @@ std::vector<Part> parts(const Config& config) {
 std::vector<Parameter> parameters(const Model& model) {
   std::vector<Parameter> result;
   for (const ConstSlot& slot : slots(model)) {
-    visit(slot, [&](const std::string& name, const Tensor& t) {
+    each_tensor_of(slot, [&](const std::string& name, const Tensor& t) {
       result.push_back({name, t, slot.is_weight ? t.shape() : slot.file_shape});
     });
   }
@@ -203,7 +189,7 @@ std::vector<Parameter> parameters(const Model& model) {
 Model watch(Tape& tape, const Model& model, const std::function<bool(const std::string&)>& wanted) {
   Model watched = model;
   for (const Slot& slot : slots(watched.weights, watched.config)) {
-    visit(slot, [&](const std::string& name, Tensor& t) {
+    each_tensor_of(slot, [&](const std::string& name, Tensor& t) {
       if (is_float(t.dtype()) && (!wanted || wanted(name))) t = tape.watch(t);
     });
   }

@@ -95,6 +95,19 @@ std::vector<ConstSlot> slots(const Weights& weights, const Config& config);
 inline std::vector<ConstSlot> slots(const Model& model) {
   return slots(model.weights, model.config);
 }
+// Calls function(name in a file, tensor) with every tensor of a slot.
+template <class S, class Function>
+void each_tensor_of(const S& slot, const Function& function) {
+  if (slot.tensor != nullptr) {
+    function(slot.name, *slot.tensor);
+  } else if (!slot.weight->is_packed()) {
+    function(slot.name + ".weight", slot.weight->plain);
+  } else {
+    function(slot.name + ".weight", slot.weight->packed.codes);
+    function(slot.name + ".scales", slot.weight->packed.scales);
+    function(slot.name + ".biases", slot.weight->packed.biases);
+  }
+}
 
 // Random initial weights for training from scratch; the same on every device.
 Model random_model(const Config& config, CommandEncoder& encoder, DType dtype, std::uint64_t seed);
