@@ -23,6 +23,18 @@ struct Stored {
   Tensor like;       // its type and shape, without memory
 };
 
+// How the names of all that a part's layer has begin.
+std::string layer_of(const Part& part) {
+  return part.name.substr(0, part.name.size() - part.path.size());
+}
+
+// "experts.{e}.up_proj.weight" with a number in the place of {e}.
+std::string numbered(const std::string& pattern, std::int64_t e) {
+  const std::size_t at = pattern.find("{e}");
+  if (at == std::string::npos) return pattern;
+  return pattern.substr(0, at) + std::to_string(e) + pattern.substr(at + 3);
+}
+
 // The tensors of a directory under the names that MLX gives them.
 class Source {
  public:
@@ -35,17 +47,29 @@ class Source {
         throw Error(Errc::kIo, files.info(name).file + ": " + shown(name) + " and " +
                                    shown(at->second) + " are the same weight; delete one of them");
       }
-      // What Hugging Face has and MLX's form never: filters [C, 1, K], one tensor for each expert.
-      const bool foreign_filter = known->ends_with("conv1d.weight") &&
-                                  files.info(name).shape.rank() == 3 &&
-                                  files.info(name).shape[2] != 1;
-      foreign_ = foreign_ || foreign_filter || known->find(".mlp.experts.0.") != std::string::npos;
     }
-    foreign_ = foreign_ && config.foreign.norms_from_0;
   }
 
   bool has(const std::string& name) const { return names_.count(name) != 0; }
-  bool is_foreign() const { return foreign_; }
+  // Does it have what Hugging Face's files have and MLX's form never: a filter [C, 1, K], or one tensor for each expert?
+  bool is_foreign(const Part& part) const {
+    if (part.role == Role::kConv) {
+      const auto found = names_.find(part.name);
+      if (found == names_.end()) return false;
+      const Shape& shape = files_.info(found->second).shape;
+      return shape.rank() == 3 && shape[2] != 1;
+    }
+    const ForeignExperts* theirs = foreign_experts(part);
+    return theirs != nullptr && has(layer_of(part) + numbered(theirs->each, 0));
+  }
+  // The rule for a weight of experts; null where there is none.
+  const ForeignExperts* foreign_experts(const Part& part) const {
+    const auto& rules = c_.foreign.experts;
+    const auto found = std::find_if(rules.begin(), rules.end(), [&](const ForeignExperts& rule) {
+      return part.experts > 0 && rule.path == part.path;
+    });
+    return found == rules.end() ? nullptr : &*found;
+  }
 
   const formats::ModelFiles& files() const { return files_; }
 
@@ -74,22 +98,33 @@ class Source {
 
  private:
   std::optional<std::string> renamed(const std::string& name) const {
-    if (name.find("mtp.") != std::string::npos) return std::nullopt;
-    for (const std::string& beginning : c_.foreign.left_out) {
-      if (name.starts_with(beginning)) return std::nullopt;
+    const ForeignNames& foreign = c_.foreign;
+    const auto begins = [](const std::string& whole) {
+      return [&whole](const std::string& part) {
+        return whole.starts_with(part);
+      };
+    };
+    const auto is_within = [&](const std::string& part) {
+      return name.find(part) != std::string::npos;
+    };
+    if (std::ranges::any_of(foreign.left_out, begins(name)) ||
+        std::ranges::any_of(foreign.left_out_within, is_within)) {
+      return std::nullopt;
     }
     std::string known = name.starts_with(c_.prefix) ? name : c_.prefix + name;
-    for (const auto& [theirs, ours] : c_.foreign.replaced) {
+    for (const auto& [theirs, ours] : foreign.replaced) {
       if (name.starts_with(theirs)) known = ours + name.substr(theirs.size());
     }
-    if (c_.plan.tied && known.starts_with(c_.prefix + "lm_head.")) return std::nullopt;
+    if (c_.plan.tied &&
+        std::ranges::any_of(foreign.left_out_if_tied, begins(known.substr(c_.prefix.size())))) {
+      return std::nullopt;
+    }
     return known;
   }
 
   const formats::ModelFiles& files_;
   const Config& c_;
   std::map<std::string, std::string> names_;  // MLX's -> the file's
-  bool foreign_ = false;
 };
 
 // Where the weights come to be.
@@ -110,6 +145,14 @@ class Loader {
         options_(options),
         all_(source.files().total_bytes()) {}
 
+  void fill(const std::vector<Slot>& slots) {
+    norms_from_0_ = c_.foreign.norms_from_0 && std::ranges::any_of(slots, [&](const Slot& slot) {
+                      return source_.is_foreign(slot);
+                    });
+    for (const Slot& slot : slots) fill(slot);
+  }
+
+ private:
   void fill(const Slot& slot) {
     if (slot.is_weight) {
       *slot.weight = weight(slot);
@@ -118,7 +161,6 @@ class Loader {
     }
   }
 
- private:
   [[noreturn]] void fail(const std::string& name, const std::string& what) const {
     throw Error(Errc::kIo, path_ + ": the tensor " + name + " " + what);
   }
@@ -171,7 +213,7 @@ class Loader {
     expect(slot.name, stored.like, slot.file_shape);
     const Tensor t = placed(stored).reshape(slot.shape);
     // Hugging Face's norms multiply by 1 + w; that of a delta net's result by w.
-    const bool from_0 = source_.is_foreign() && slot.role == Role::kNorm;
+    const bool from_0 = norms_from_0_ && slot.role == Role::kNorm;
     if (place_ == nullptr || !from_0) return t;
     return ops::add(place_->encoder, t, place_->encoder.full({}, t.dtype(), 1));
   }
@@ -184,7 +226,8 @@ class Loader {
     if (packing.bits > 0 && (scaled || is_listed)) return packed(slot, packing);
     if (scaled)
       fail(slot.name + ".scales", "is present, but config.json does not say how it is quantised");
-    if (slot.experts > 0 && !source_.has(slot.name + ".weight")) return stacked(slot);
+    const ForeignExperts* theirs = source_.foreign_experts(slot);
+    if (theirs != nullptr && !source_.has(slot.name + ".weight")) return stacked(slot, *theirs);
     const Stored stored = source_.take(slot.name + ".weight");
     expect(slot.name + ".weight", stored.like, slot.shape);
     return placed(stored);
@@ -225,20 +268,17 @@ class Loader {
     return w;
   }
 
-  // Experts as Hugging Face has them: [E, 2·I, H] of gate and up, and [E, H, I]; or one tensor for each.
-  nn::Weight stacked(const Slot& slot) {
-    const std::size_t cut = slot.name.rfind(".switch_mlp.");
-    const std::string mlp = slot.name.substr(0, cut) + ".experts.";
-    const std::string part = slot.name.substr(cut + std::string(".switch_mlp.").size());
-    if (source_.has(mlp + "down_proj") || gate_up_.count(mlp) != 0) {
-      if (part != "down_proj") return half_of(slot, mlp, part == "up_proj");
-      const Stored stored = source_.take(mlp + part);
-      expect(mlp + part, stored.like, slot.shape);
+  nn::Weight stacked(const Slot& slot, const ForeignExperts& theirs) {
+    const std::string layer = layer_of(slot), all_in_one = layer + theirs.together;
+    if (source_.has(all_in_one) || halves_.count(all_in_one) != 0) {
+      if (theirs.rows != ForeignExperts::Rows::kAll) return half_of(slot, all_in_one, theirs.rows);
+      const Stored stored = source_.take(all_in_one);
+      expect(all_in_one, stored.like, slot.shape);
       return placed(stored);
     }
     Tensor all;
     for (std::int64_t e = 0; e < slot.shape[0]; ++e) {
-      const std::string name = mlp + std::to_string(e) + "." + part + ".weight";
+      const std::string name = layer + numbered(theirs.each, e);
       if (e == 0 && !source_.has(name))
         source_.take(slot.name + ".weight");  // names what is missing
       const Stored stored = source_.take(name);
@@ -252,15 +292,15 @@ class Loader {
     return all;
   }
 
-  // Of each expert's gate_up_proj [2·I, H], the first or the second half of the rows.
-  Tensor half_of(const Slot& slot, const std::string& mlp, bool second) {
-    const std::string name = mlp + "gate_up_proj";
-    auto [at, is_new] = gate_up_.try_emplace(mlp);
+  // Of each expert's [2·out, in] the first or the second half of the rows.
+  Tensor half_of(const Slot& slot, const std::string& name, ForeignExperts::Rows rows) {
+    auto [at, is_new] = halves_.try_emplace(name);
     if (is_new) at->second = source_.take(name);
     const Stored& both = at->second;
     expect(name, both.like, {slot.shape[0], 2 * slot.shape[1], slot.shape[2]});
     const Tensor half = empty(slot.shape, both.like.dtype());
     if (place_ == nullptr) return half;
+    const bool second = rows == ForeignExperts::Rows::kSecondHalf;
     for (std::int64_t e = 0; e < slot.shape[0]; ++e) {
       const Tensor to = half.select(0, e);
       const std::size_t which = 2 * static_cast<std::size_t>(e) + (second ? 1 : 0);
@@ -275,7 +315,8 @@ class Loader {
   Place* place_;
   const LoadOptions& options_;
   std::size_t all_, done_ = 0;
-  std::map<std::string, Stored> gate_up_;
+  bool norms_from_0_ = false;
+  std::map<std::string, Stored> halves_;  // of which the other half may be asked for as well
 };
 
 // All of the embedding's type; norms, filters, A_log and dt_bias may be f32.
@@ -295,7 +336,7 @@ void fill(Model& model, const formats::ModelFiles& files, Place* place,
   Source source(files, model.config);
   Loader loader(source, model.config, files.path(), place, options);
   const std::vector<Slot> all = slots(model.weights, model.config);
-  for (const Slot& slot : all) loader.fill(slot);
+  loader.fill(all);
   source.expect_empty();
   expect_one_type(model, all, files.path());
 }

@@ -3,6 +3,7 @@
 // with an architecture of its own (LoadOptions::architecture).
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,13 +13,27 @@
 
 namespace mlxtape::models {
 
-// Names of tensors in Hugging Face's files. Experts as separate tensors or as gate_up_proj, and filters [C, 1, K], are
+// How other formats store an experts' weight that MLX format has as one tensor [E, out, in]. Paths are within a layer.
+struct ForeignExperts {
+  enum class Rows : std::uint8_t { kAll, kFirstHalf, kSecondHalf };
+  std::string path;  // in MLX format: "mlp.switch_mlp.up_proj"
+  std::string each;  // one tensor for each, {e} being its number: "mlp.experts.{e}.up_proj.weight"
+  std::string together;    // or one for all of them: "mlp.experts.gate_up_proj"
+  Rows rows = Rows::kAll;  // which rows of each expert's in that one
+};
+
+// Names of tensors in other formats. A rule whose names do not occur in a directory does nothing. Filters [C, 1, K] are
 // converted to MLX format for every architecture.
 struct ForeignNames {
-  std::vector<std::string> left_out;  // prefixes of names that are not part of the language model
-  std::vector<std::pair<std::string, std::string>> replaced;  // prefixes, and what MLX uses instead
+  std::vector<std::string> left_out = {};  // prefixes of names that are not part of the model
+  std::vector<std::string> left_out_within = {};  // the same, anywhere in a name
+  // Prefixes that are left out if the head is tied to the embedding.
+  std::vector<std::string> left_out_if_tied = {"lm_head."};
+  std::vector<std::pair<std::string, std::string>> replaced =
+      {};  // prefixes, and what MLX uses instead
+  std::vector<ForeignExperts> experts = {};
   bool norms_from_0 =
-      false;  // if experts or filters are in Hugging Face's format, norms multiply by 1 + w
+      false;  // if experts are separate tensors, or filters [C, 1, K], norms multiply by 1 + w
 };
 
 struct Architecture {

@@ -42,9 +42,11 @@ Architecture architecture_qwen3_5() {
           "language_model.",
           "text_config",
           read,
-          {{"vision_tower", "model.visual"},
-           {{"model.language_model.", "language_model.model."}},
-           true}};
+          {.left_out = {"vision_tower", "model.visual"},
+           .left_out_within = {"mtp."},
+           .replaced = {{"model.language_model.", "language_model.model."}},
+           .experts = usual_experts(),
+           .norms_from_0 = true}};
 }
 
 }  // namespace mlxtape::models

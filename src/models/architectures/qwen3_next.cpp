@@ -55,6 +55,12 @@ void read(const Fields& f, ModelPlan& plan) {
 
 }  // namespace
 
-Architecture architecture_qwen3_next() { return {{"qwen3_next"}, "", "", read, {{}, {}, true}}; }
+Architecture architecture_qwen3_next() {
+  return {{"qwen3_next"},
+          "",
+          "",
+          read,
+          {.left_out_within = {"mtp."}, .experts = usual_experts(), .norms_from_0 = true}};
+}
 
 }  // namespace mlxtape::models

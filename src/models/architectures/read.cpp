@@ -148,6 +148,17 @@ RopeConfig read_rope(const Fields& f, std::int64_t head_dim, const RopeKeys& key
   return parse_scaling(scaling, base, dims, f.source());
 }
 
+std::vector<ForeignExperts> usual_experts() {
+  using Rows = ForeignExperts::Rows;
+  const auto rule = [](const std::string& part, const std::string& together, Rows rows) {
+    return ForeignExperts{"mlp.switch_mlp." + part, "mlp.experts.{e}." + part + ".weight",
+                          "mlp.experts." + together, rows};
+  };
+  return {rule("gate_proj", "gate_up_proj", Rows::kFirstHalf),
+          rule("up_proj", "gate_up_proj", Rows::kSecondHalf),
+          rule("down_proj", "down_proj", Rows::kAll)};
+}
+
 void expect_silu(const Fields& f) {
   if (f.text("hidden_act", "silu") != "silu")
     f.fail("hidden_act", "\"silu\"", *f.find("hidden_act"));

@@ -36,6 +36,9 @@ struct RopeKeys {
 // "rope_theta", "partial_rotary_factor", "rope_scaling", or transformers 5's "rope_parameters", which holds the three.
 RopeConfig read_rope(const Fields& f, std::int64_t head_dim, const RopeKeys& keys = {});
 
+// How Hugging Face's files have the experts of "mlp.switch_mlp": one by one, or gate and up in one tensor.
+std::vector<ForeignExperts> usual_experts();
+
 // What would change the results if it were passed over.
 void expect_silu(const Fields& f);
 void expect_no_windows(const Fields& f);
