@@ -15,7 +15,7 @@ Tensor add_and_norm(Tape& tape, Stream& stream, const Tensor& w, float eps) {
 }
 
 Tensor run_attention(Tape& tape, const Model& model, const AttentionPlan& plan,
-                     const nn::SelfAttentionWeights& w, const Tensor& x, const Past* past) {
+                     const nn::SelfAttentionWeights& w, const Tensor& x, const Past& past) {
   const nn::SelfAttentionShape shape{.heads = plan.heads,
                                      .key_heads = plan.key_heads,
                                      .head_dim = plan.head_dim,
@@ -24,20 +24,31 @@ Tensor run_attention(Tape& tape, const Model& model, const AttentionPlan& plan,
                                      .eps = model.config.plan.eps,
                                      .scale = plan.scale,
                                      .window = plan.window};
-  if (past == nullptr) return nn::self_attention(tape, x, w, shape);
-  const auto& [keys, values] = std::get<KeyValueCache>(past->cache);
-  const nn::SelfAttentionCache cache{keys, values, past->start, past->lengths};
-  return nn::self_attention(tape, x, w, shape, &cache);
+  nn::SelfAttentionPast seen{.mode = past.mode};
+  if (past.mode == nn::Mode::kTrain) return nn::self_attention(tape, x, w, shape, seen);
+  seen.start = past.start;
+  seen.lengths = past.lengths;
+  if (const auto* ring = std::get_if<WindowCache>(&past.cache)) {
+    seen.keys = ring->keys;
+    seen.values = ring->values;
+    seen.ring = true;
+    seen.places = ring->places;
+  } else {
+    const auto& all = std::get<KeyValueCache>(past.cache);
+    seen.keys = all.keys;
+    seen.values = all.values;
+  }
+  return nn::self_attention(tape, x, w, shape, seen);
 }
 
 Tensor run_delta(Tape& tape, const Model& model, const DeltaPlan& plan,
-                 const nn::DeltaNetWeights& w, const Tensor& x, const Past* past) {
+                 const nn::DeltaNetWeights& w, const Tensor& x, const Past& past) {
   nn::DeltaNetShape shape{plan.key_heads, plan.value_heads, plan.key_dim, plan.value_dim};
   shape.eps = model.config.plan.eps;
-  if (past == nullptr) return nn::delta_net(tape, x, w, shape).y;
-  const auto& [conv, rule] = std::get<DeltaCache>(past->cache);
-  if (past->mode == Past::Mode::kStep) return nn::delta_net_step(tape, x, w, shape, {conv, rule});
-  const bool is_new = past->start == 0;
+  if (past.mode == nn::Mode::kTrain) return nn::delta_net(tape, x, w, shape).y;
+  const auto& [conv, rule] = std::get<DeltaCache>(past.cache);
+  if (past.mode == nn::Mode::kStep) return nn::delta_net_step(tape, x, w, shape, {conv, rule});
+  const bool is_new = past.start == 0;
   const auto [y, after] = nn::delta_net(
       tape, x, w, shape, is_new ? nn::DeltaNetState{} : nn::DeltaNetState{conv, rule}, true);
   tape.encoder().copy(after.conv, conv);
@@ -48,7 +59,7 @@ Tensor run_delta(Tape& tape, const Model& model, const DeltaPlan& plan,
 }  // namespace
 
 Stream run_layer(Tape& tape, const Model& model, std::int64_t layer, const Stream& in,
-                 const Past* past, const LayerWeights* weights) {
+                 const Past& past, const LayerWeights* weights) {
   const float eps = model.config.plan.eps;
   const LayerPlan& plan = model.config.plan.layer(layer);
   const LayerWeights& w =

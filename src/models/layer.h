@@ -3,6 +3,7 @@
 
 #include "mlxtape/models/cache.h"
 #include "mlxtape/models/model.h"
+#include "mlxtape/nn/mode.h"
 
 namespace mlxtape::models {
 
@@ -14,21 +15,17 @@ struct Stream {
       {};  // [experts] u32: tokens that the layer sent to each; not defined where it has none
 };
 
-// The tokens before, and how many there are.
+// What a layer is run for, and the tokens before.
 struct Past {
-  enum class Mode : std::uint8_t {
-    kPrefill,  // some tokens of one sequence, after `start` of them
-    kStep,     // one token of each sequence, after `lengths`
-  };
-  Mode mode = Mode::kPrefill;
-  Cache cache = {};  // changed in place
-  std::int64_t start = 0;
-  Tensor lengths = {};  // [B] i32, on the device
+  nn::Mode mode = nn::Mode::kTrain;
+  Cache cache = {};        // changed in place; of no use in training
+  std::int64_t start = 0;  // prefill, of one sequence: after so many tokens
+  Tensor lengths = {};     // step: [B] i32, on the device
 };
 
-// past: null in training. weights: null for the model's own.
+// weights: null for the model's own.
 Stream run_layer(Tape& tape, const Model& model, std::int64_t layer, const Stream& in,
-                 const Past* past = nullptr, const LayerWeights* weights = nullptr);
+                 const Past& past = {}, const LayerWeights* weights = nullptr);
 
 // rms_norm(h + more).
 Tensor run_norm(Tape& tape, const Model& model, const Stream& in);

@@ -25,7 +25,7 @@ Stream run_with(Tape& tape, const Model& model, std::int64_t layer, const Stream
                 const WeightsOf& weights) {
   if (!weights) return run_layer(tape, model, layer, in);
   const LayerWeights own = weights(tape, layer);
-  return run_layer(tape, model, layer, in, nullptr, &own);
+  return run_layer(tape, model, layer, in, {}, &own);
 }
 
 // The layer on an inner tape: what it remembered is gone until the walk comes by.

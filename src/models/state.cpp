@@ -20,39 +20,28 @@ void check_tokens(std::span<const std::int32_t> tokens, const Model& model, cons
   }
 }
 
-// A tensor of its own with the same numbers.
-Tensor copy_of(CommandEncoder& encoder, const Tensor& t) {
-  Tensor copy = encoder.empty(t.shape(), t.dtype());
-  encoder.copy(t, copy);
-  return copy;
-}
-
-// Of two caches of one layer.
-void copy_into(CommandEncoder& encoder, const Cache& from, const Cache& to) {
-  std::vector<Tensor> theirs;
-  each_tensor(from, [&](const char*, const Tensor& t) { theirs.push_back(t); });
-  std::size_t at = 0;
-  each_tensor(to, [&](const char*, const Tensor& t) { encoder.copy(theirs[at++], t); });
-}
-
 }  // namespace
 
-State::State(const Model& model, std::int64_t batch, std::int64_t capacity)
+State::State(const Model& model, std::int64_t batch, std::int64_t capacity,
+             const StateOptions& options)
     : lengths_(static_cast<std::size_t>(std::max<std::int64_t>(batch, 0))), capacity_(capacity) {
   if (batch < 1 || capacity < 1) {
     throw Error(Errc::kArgument, "state: batch and capacity must be at least 1, got " +
                                      std::to_string(batch) + " and " + std::to_string(capacity));
   }
   for (const LayerPlan& layer : model.config.plan.layers) {
-    caches_.push_back(make_cache(layer, batch, capacity, model.dtype(), &model.device()));
+    caches_.push_back(
+        make_cache(layer, batch, capacity, model.dtype(), &model.device(), options.rings, places_));
   }
 }
 
 std::size_t State::bytes_of(const ModelPlan& plan, DType dtype, std::int64_t batch,
-                            std::int64_t capacity) {
+                            std::int64_t capacity, const StateOptions& options) {
   std::size_t sum = 0;
+  RingPlaces none;
   for (const LayerPlan& layer : plan.layers) {
-    sum += models::bytes_of(make_cache(layer, batch, capacity, dtype, nullptr));
+    sum +=
+        models::bytes_of(make_cache(layer, batch, capacity, dtype, nullptr, options.rings, none));
   }
   return sum;
 }
@@ -66,7 +55,7 @@ void State::each(const Function& function) const {
   }
 }
 
-bool State::forgets() const { return std::all_of(caches_.begin(), caches_.end(), grows); }
+bool State::forgets() const { return std::all_of(caches_.begin(), caches_.end(), models::forgets); }
 
 std::size_t State::place(std::int64_t sequence) const {
   if (sequence < 0 || sequence >= batch()) {
@@ -93,17 +82,7 @@ void State::grow(CommandEncoder& encoder, std::int64_t capacity) {
   const std::int64_t used = *std::max_element(lengths_.begin(), lengths_.end());
   // Each on its own, so that no more than one layer is there twice. Where there is no room for one, those before it have
   // more than the capacity, which is no harm.
-  for (Cache& cache : caches_) {
-    if (!grows(cache)) continue;
-    each_tensor(cache, [&](const char*, Tensor& t) {
-      Shape shape = t.shape();
-      shape[1] = capacity;
-      const Tensor more = encoder.zeros(shape, t.dtype());
-      encoder.copy(t.slice(1, 0, used), more.slice(1, 0, used));
-      t = more;
-      encoder.commit_and_wait();
-    });
-  }
+  for (Cache& cache : caches_) models::grow(encoder, cache, used, capacity, places_);
   capacity_ = capacity;
 }
 
@@ -113,26 +92,15 @@ void State::trim(CommandEncoder& encoder, std::int64_t sequence, std::int64_t le
     throw Error(Errc::kArgument, "state: can be trimmed to 0 to " + std::to_string(now) +
                                      " tokens, not to " + std::to_string(length));
   }
-  if (length != now && length != 0 && !forgets()) {
-    throw Error(Errc::kArgument,
-                "state: a delta net cannot drop single tokens: take a snapshot to return to, and "
-                "restore it");
-  }
+  for (const Cache& cache : caches_) expect_trim(cache, now, length);
   now = length;
   if (length != 0) return;
-  for (const Cache& cache : caches_) {
-    if (grows(cache)) continue;
-    each_tensor(part_of(cache, sequence), [&](const char*, const Tensor& t) {
-      encoder.copy(encoder.zeros(t.shape(), t.dtype()), t);
-    });
-  }
+  for (const Cache& cache : caches_) clear(encoder, part_of(cache, sequence));
 }
 
 State State::snapshot(CommandEncoder& encoder) const {
   State copy = *this;
-  for (Cache& cache : copy.caches_) {
-    each_tensor(cache, [&](const char*, Tensor& t) { t = copy_of(encoder, t); });
-  }
+  for (Cache& cache : copy.caches_) cache = copy_of(encoder, cache);
   return copy;
 }
 
@@ -155,27 +123,24 @@ void State::restore(CommandEncoder& encoder, const State& from) {
 State::Mark State::mark(CommandEncoder& encoder, std::int64_t sequence) const {
   Mark mark{length(sequence), {}};
   for (const Cache& cache : caches_) {
-    if (grows(cache)) continue;
-    Cache own = part_of(cache, sequence);
-    each_tensor(own, [&](const char*, Tensor& t) { t = copy_of(encoder, t); });
-    mark.caches.push_back(std::move(own));
+    if (is_marked(cache)) mark.caches.push_back(copy_of(encoder, part_of(cache, sequence)));
   }
   return mark;
 }
 
 void State::rewind(CommandEncoder& encoder, std::int64_t sequence, const Mark& to) {
   std::int64_t& now = lengths_[place(sequence)];
-  const auto kept = static_cast<std::size_t>(
-      std::count_if(caches_.begin(), caches_.end(), [](const Cache& c) { return !grows(c); }));
+  const auto kept =
+      static_cast<std::size_t>(std::count_if(caches_.begin(), caches_.end(), is_marked));
   if (to.length < 0 || to.length > now || to.caches.size() != kept) {
     throw Error(Errc::kArgument,
                 "state: a mark must be this sequence's own, of " + std::to_string(kept) +
-                    " delta nets and at most " + std::to_string(now) + " tokens, got " +
+                    " delta nets and windows and at most " + std::to_string(now) + " tokens, got " +
                     std::to_string(to.caches.size()) + " and " + std::to_string(to.length));
   }
   std::size_t at = 0;
   for (const Cache& cache : caches_) {
-    if (!grows(cache)) copy_into(encoder, to.caches[at++], part_of(cache, sequence));
+    if (is_marked(cache)) copy_into(encoder, to.caches[at++], part_of(cache, sequence));
   }
   now = to.length;
 }
@@ -184,7 +149,7 @@ void State::save(const std::string& path) const {
   const std::int64_t used = *std::max_element(lengths_.begin(), lengths_.end());
   std::vector<formats::NamedTensor> tensors;
   each([&](const std::string& name, const Cache& cache, const Tensor& t) {
-    tensors.push_back({name, grows(cache) ? t.slice(1, 0, used) : t});
+    tensors.push_back({name, used_of(cache, t, used)});
   });
   std::string lengths;
   for (const std::int64_t length : lengths_) {
@@ -193,7 +158,8 @@ void State::save(const std::string& path) const {
   formats::write_safetensors(path, tensors, {{"format", "mlxtape state"}, {"lengths", lengths}});
 }
 
-State State::load(const Model& model, const std::string& path, std::int64_t capacity) {
+State State::load(const Model& model, const std::string& path, std::int64_t capacity,
+                  const StateOptions& options) {
   const formats::SafetensorsFile file(path);
   std::vector<std::int64_t> lengths;
   for (const auto& [key, value] : file.metadata()) {
@@ -216,7 +182,7 @@ State State::load(const Model& model, const std::string& path, std::int64_t capa
                                std::to_string(*most) + " tokens, the capacity is " +
                                std::to_string(capacity));
   }
-  State state(model, static_cast<std::int64_t>(lengths.size()), capacity);
+  State state(model, static_cast<std::int64_t>(lengths.size()), capacity, options);
   std::size_t count = 0;
   state.each([&](const std::string&, const Cache&, const Tensor&) { ++count; });
   if (file.names().size() != count) {
@@ -226,7 +192,7 @@ State State::load(const Model& model, const std::string& path, std::int64_t capa
   const auto encoder = model.device().make_encoder();
   const std::int64_t used = *most;
   state.each([&](const std::string& name, const Cache& cache, const Tensor& t) {
-    const Tensor to = grows(cache) ? t.slice(1, 0, used) : t;
+    const Tensor to = used_of(cache, t, used);
     const Tensor from = file.tensor(name);
     if (!(from.shape() == to.shape()) || from.dtype() != to.dtype()) {
       throw Error(Errc::kIo, path + ": " + name + " must be " + to_string(to.shape()) + " " +
@@ -282,9 +248,9 @@ class Reader {
     encoder_.upload(tokens.data(), tokens.size_bytes(), ids);
     Stream stream{{}, nn::embed(tape, model_.weights.embedding, ids)};
     for (std::int64_t l = 0; l < layers; ++l) {
-      const Past past{Past::Mode::kPrefill,
+      const Past past{nn::Mode::kPrefill,
                       part_of(state_.caches_[static_cast<std::size_t>(l)], sequence_), start};
-      stream = run_layer(tape, model_, l, stream, &past);
+      stream = run_layer(tape, model_, l, stream, past);
       if (progress) progress(at + n * (l + 1) / layers);
     }
     if (rows) rows(run_norm(tape, model_, stream).reshape({n, model_.config.plan.width}));
@@ -321,8 +287,8 @@ Tensor decode(CommandEncoder& encoder, const Model& model, State& state, const T
   const std::int64_t batch = state.batch();
   Stream stream{{}, nn::embed(tape, model.weights.embedding, ids.reshape({batch, 1}))};
   for (std::size_t l = 0; l < state.caches_.size(); ++l) {
-    const Past past{Past::Mode::kStep, state.caches_[l], 0, lengths};
-    stream = run_layer(tape, model, static_cast<std::int64_t>(l), stream, &past);
+    const Past past{nn::Mode::kStep, state.caches_[l], 0, lengths};
+    stream = run_layer(tape, model, static_cast<std::int64_t>(l), stream, past);
   }
   return logits(tape, model, run_norm(tape, model, stream))
       .reshape({batch, model.config.plan.vocabulary});

@@ -1,5 +1,7 @@
 #include "mlxtape/nn/self_attention.h"
 
+#include <algorithm>
+
 #include "expect.h"
 #include "mlxtape/ops/attention.h"
 #include "mlxtape/ops/attention_step.h"
@@ -7,6 +9,7 @@
 #include "mlxtape/ops/layout.h"
 #include "mlxtape/ops/rms_norm.h"
 #include "mlxtape/ops/rope.h"
+#include "mlxtape/ops/take.h"
 
 namespace mlxtape::nn {
 
@@ -15,70 +18,156 @@ namespace {
 constexpr const char* kBlock = "self_attention";
 
 // [B, L, heads, D], rotated by its positions; rope counts them along the axis before the channels.
-Tensor rotated(Tape& tape, const Tensor& x, const Rope& rope, const SelfAttentionCache* cache) {
+Tensor rotated(Tape& tape, const Tensor& x, const Rope& rope, const SelfAttentionPast& past) {
   if (rope.dims == 0) return x;  // to the op 0 means all of them
   ops::RopeOptions options;
   options.dims = rope.dims;
   options.base = rope.base;
   options.scale = rope.scale;
   options.periods = rope.periods;
-  if (cache != nullptr) {
-    options.offset = cache->start;
-    options.offsets = cache->lengths;
-  }
+  if (past.mode == Mode::kPrefill) options.offset = past.start;
+  if (past.mode == Mode::kStep) options.offsets = past.lengths;
   const Tensor gained = rope.gain.defined() ? ops::multiply(tape, x, rope.gain) : x;
   const Tensor by_head = ops::transpose(tape, gained, {0, 2, 1, 3});
   return ops::transpose(tape, ops::rope(tape, by_head, options), {0, 2, 1, 3});
 }
 
-// The new tokens' among all that the cache has then.
+// Calls function(rows of the ring, positions) with the runs of rows that positions [from, to) lie in.
+template <class Function>
+void each_run(std::int64_t ring, std::int64_t from, std::int64_t to, const Function& function) {
+  while (from < to) {
+    const std::int64_t row = from % ring, count = std::min(to - from, ring - row);
+    function(row, from, count);
+    from += count;
+  }
+}
+
+// The rows that the chunk's first query still sees, and the chunk's own, in the order of their positions.
+Tensor with_past(CommandEncoder& encoder, const Tensor& own, const Tensor& ring,
+                 std::int64_t window, std::int64_t start) {
+  const std::int64_t rows = window - 1, before = std::min(start, rows), tokens = own.dim(1);
+  if (before == 0) return own;
+  Shape shape = own.shape();
+  shape[1] = before + tokens;
+  const Tensor all = encoder.empty(shape, own.dtype());
+  each_run(rows, start - before, start, [&](std::int64_t row, std::int64_t at, std::int64_t count) {
+    const std::int64_t to = at - (start - before);
+    encoder.copy(ring.slice(1, row, row + count), all.slice(1, to, to + count));
+  });
+  encoder.copy(own, all.slice(1, before, before + tokens));
+  return all;
+}
+
+// The chunk's last rows, where later ones look for them.
+void keep_last(CommandEncoder& encoder, const Tensor& own, const Tensor& ring, std::int64_t window,
+               std::int64_t start) {
+  const std::int64_t rows = window - 1, end = start + own.dim(1);
+  if (rows == 0) return;
+  each_run(rows, std::max(start, end - rows), end,
+           [&](std::int64_t row, std::int64_t at, std::int64_t count) {
+             encoder.copy(own.slice(1, at - start, at - start + count),
+                          ring.slice(1, row, row + count));
+           });
+}
+
+Tensor prefill(CommandEncoder& encoder, const Tensor& q, const Tensor& k, const Tensor& v,
+               const ops::AttentionOptions& options, const SelfAttentionPast& past) {
+  if (past.ring) {
+    const Tensor keys = with_past(encoder, k, past.keys, options.window, past.start);
+    const Tensor values = with_past(encoder, v, past.values, options.window, past.start);
+    keep_last(encoder, k, past.keys, options.window, past.start);
+    keep_last(encoder, v, past.values, options.window, past.start);
+    return ops::attention(encoder, q, keys, values, options).y;
+  }
+  const std::int64_t end = past.start + k.dim(1);
+  encoder.copy(k, past.keys.slice(1, past.start, end));
+  encoder.copy(v, past.values.slice(1, past.start, end));
+  return ops::attention(encoder, q, past.keys.slice(1, 0, end), past.values.slice(1, 0, end),
+                        options)
+      .y;
+}
+
+Tensor step(CommandEncoder& encoder, const Tensor& q, const Tensor& k, const Tensor& v,
+            ops::AttentionStepOptions options, const SelfAttentionPast& past) {
+  // Of a ring that is full the op puts the new token into the last row, as into any cache that is full, and sees all rows.
+  if (past.ring) options.window = 0;
+  Tensor y = ops::attention_step(encoder, q, k, v, {past.keys, past.values, past.lengths}, options);
+  if (!past.places.defined()) return y;
+  // The same op writes it to its place for those that come later: with a window of 1 that is all it does.
+  options.window = 1;
+  const Tensor place = ops::take(encoder, past.places, past.lengths, 0);
+  ops::attention_step(encoder, q, k, v, {past.keys, past.values, place}, options);
+  return y;
+}
+
+// The new tokens' among all that there are then.
 Tensor attend(Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v,
-              const SelfAttentionShape& shape, const SelfAttentionCache* cache) {
+              const SelfAttentionShape& shape, const SelfAttentionPast& past) {
   ops::AttentionOptions options;
   options.causal = true;
   options.scale = shape.scale;
   options.window = shape.window;
-  if (cache == nullptr) return ops::attention(tape, q, k, v, options);
+  if (past.mode == Mode::kTrain) return ops::attention(tape, q, k, v, options);
   if (tape.wants({q, k, v})) {
     throw Error(Errc::kNoGradient,
                 "self_attention: a cache is for inference, but a gradient is wanted: call it "
                 "under Tape::NoGrad, or without a cache");
   }
   CommandEncoder& encoder = tape.encoder();
-  if (cache->lengths.defined()) {
-    return ops::attention_step(encoder, q, k, v, {cache->keys, cache->values, cache->lengths},
-                               {shape.scale, shape.window});
-  }
-  const std::int64_t end = cache->start + k.dim(1);
-  encoder.copy(k, cache->keys.slice(1, cache->start, end));
-  encoder.copy(v, cache->values.slice(1, cache->start, end));
-  return ops::attention(encoder, q, cache->keys.slice(1, 0, end), cache->values.slice(1, 0, end),
-                        options)
-      .y;
+  if (past.mode == Mode::kPrefill) return prefill(encoder, q, k, v, options, past);
+  return step(encoder, q, k, v, {shape.scale, shape.window}, past);
 }
 
-Check check_cache(const Tensor& x, const SelfAttentionShape& s, const SelfAttentionCache& cache) {
+Error wrong_past(const std::string& what) { return {Errc::kArgument, "self_attention: " + what}; }
+
+Check check_ring(const Tensor& x, const SelfAttentionShape& s, const SelfAttentionPast& past) {
+  if (s.window < 1 || past.keys.dim(1) > s.window) {
+    return wrong_past("a ring must have at most as many rows as the window " +
+                      std::to_string(s.window) + ", got " + std::to_string(past.keys.dim(1)));
+  }
+  if (past.mode == Mode::kStep && past.places.defined() && x.dim(1) != 1) {
+    return wrong_past("a ring takes one token a step, got " + std::to_string(x.dim(1)));
+  }
+  if (past.places.defined() != (past.keys.dim(1) == s.window && s.window > 1)) {
+    return wrong_past(
+        "places must be given of a ring of as many rows as the window, and of no other");
+  }
+  if (!past.places.defined()) return std::nullopt;
+  return expect_weights(kBlock, x, {{"the ring's places", past.places, {kAny}, DType::kI32}});
+}
+
+Check check_past(const Tensor& x, const SelfAttentionShape& s, const SelfAttentionPast& past) {
+  if (past.mode == Mode::kTrain) {
+    return expect_absent(kBlock,
+                         {{"the cache's keys", past.keys},
+                          {"the cache's values", past.values},
+                          {"the cache's lengths", past.lengths}},
+                         "in training");
+  }
   const std::int64_t batch = x.dim(0);
-  if (const Check check =
-          expect_weights(kBlock, x,
-                         {{"the cache's keys", cache.keys, {batch, kAny, s.key_heads, s.head_dim}},
-                          {"the cache's values",
-                           cache.values,
-                           {batch, cache.keys.dim(1), s.key_heads, s.head_dim}}})) {
+  if (const Check check = expect_weights(
+          kBlock, x, {{"the cache's keys", past.keys, {batch, kAny, s.key_heads, s.head_dim}}})) {
     return check;
   }
-  if (cache.lengths.defined()) {
-    if (cache.start != 0) {
-      return Error(Errc::kArgument, "self_attention: a cache has a start or lengths, not both");
-    }
-    return expect_weights(kBlock, x,
-                          {{"the cache's lengths", cache.lengths, {batch}, DType::kI32}});
+  if (const Check check = expect_weights(kBlock, x,
+                                         {{"the cache's values",
+                                           past.values,
+                                           {batch, past.keys.dim(1), s.key_heads, s.head_dim}}})) {
+    return check;
   }
-  if (cache.start < 0 || cache.start + x.dim(1) > cache.keys.dim(1)) {
-    return Error(Errc::kArgument, "self_attention: a cache of " +
-                                      std::to_string(cache.keys.dim(1)) +
-                                      " tokens has no room for " + std::to_string(x.dim(1)) +
-                                      " after " + std::to_string(cache.start));
+  if (past.ring) {
+    if (const Check check = check_ring(x, s, past)) return check;
+  }
+  if (past.mode == Mode::kStep) {
+    if (past.start != 0) return wrong_past("a step has lengths and no start");
+    return expect_weights(kBlock, x, {{"the cache's lengths", past.lengths, {batch}, DType::kI32}});
+  }
+  if (past.lengths.defined()) return wrong_past("a prefill has a start and no lengths");
+  const bool is_full = past.ring && past.keys.dim(1) == s.window;
+  if (past.start < 0 || (!is_full && past.start + x.dim(1) > past.keys.dim(1))) {
+    return wrong_past("a cache of " + std::to_string(past.keys.dim(1)) +
+                      " tokens has no room for " + std::to_string(x.dim(1)) + " after " +
+                      std::to_string(past.start));
   }
   return std::nullopt;
 }
@@ -105,7 +194,7 @@ Check check_biases(const Tensor& x, const SelfAttentionWeights& w) {
 }  // namespace
 
 Check self_attention_check(const Tensor& x, const SelfAttentionWeights& w,
-                           const SelfAttentionShape& s, const SelfAttentionCache* cache) {
+                           const SelfAttentionShape& s, const SelfAttentionPast& past) {
   if (const Check check = expect_tokens(kBlock, x)) return check;
   if (s.heads < 1 || s.key_heads < 1 || s.head_dim < 1 || s.heads % s.key_heads != 0) {
     return Error(Errc::kArgument,
@@ -138,12 +227,12 @@ Check self_attention_check(const Tensor& x, const SelfAttentionWeights& w,
       return check;
     }
   }
-  return cache == nullptr ? std::nullopt : check_cache(x, s, *cache);
+  return check_past(x, s, past);
 }
 
 Tensor self_attention(Tape& tape, const Tensor& x, const SelfAttentionWeights& w,
-                      const SelfAttentionShape& shape, const SelfAttentionCache* cache) {
-  require(self_attention_check(x, w, shape, cache));
+                      const SelfAttentionShape& shape, const SelfAttentionPast& past) {
+  require(self_attention_check(x, w, shape, past));
   const std::int64_t batch = x.shape()[0], tokens = x.shape()[1], dim = shape.head_dim;
   const auto project = [&](const Weight& weight, const Tensor& bias, std::int64_t heads) {
     const Tensor all = linear(tape, x, weight, bias);
@@ -161,8 +250,8 @@ Tensor self_attention(Tape& tape, const Tensor& x, const SelfAttentionWeights& w
     k = ops::rms_norm(tape, k, w.k_norm, shape.eps);
   }
   const Tensor v = project(w.v, w.v_bias, shape.key_heads);
-  Tensor seen = attend(tape, rotated(tape, q, shape.rope, cache),
-                       rotated(tape, k, shape.rope, cache), v, shape, cache);
+  Tensor seen = attend(tape, rotated(tape, q, shape.rope, past), rotated(tape, k, shape.rope, past),
+                       v, shape, past);
   if (shape.gated) seen = ops::multiply(tape, seen, ops::sigmoid(tape, gate));
   return linear(tape, ops::reshape(tape, seen, {batch, tokens, shape.heads * dim}), w.o, w.o_bias);
 }

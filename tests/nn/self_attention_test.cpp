@@ -143,7 +143,15 @@ Block block_of(const Case& c) {
 
 class SelfAttention : public Blocks {
  protected:
-  void in_pieces(const Case& c);
+  void in_pieces(const Case& c, bool ring);
+  Tensor places(std::int64_t rows, std::int64_t capacity) {
+    std::vector<std::int32_t> numbers(place(capacity));
+    for (std::int64_t p = 0; p < capacity; ++p)
+      numbers[place(p)] = static_cast<std::int32_t>(p % rows);
+    const Tensor t = encoder().empty({capacity}, DType::kI32);
+    encoder().upload(numbers.data(), t.bytes(), t);
+    return t;
+  }
 };
 
 TEST_P(SelfAttention, EveryNumbersGradient) {
@@ -164,7 +172,7 @@ TEST_P(SelfAttention, WideHeads) {
 
 MT_ON_EVERY_BACKEND(SelfAttention);
 
-void SelfAttention::in_pieces(const Case& c) {
+void SelfAttention::in_pieces(const Case& c, bool ring) {
   const Block block = block_of(c);
   Noise noise(7);
   std::vector<Tensor> in;
@@ -180,12 +188,18 @@ void SelfAttention::in_pieces(const Case& c) {
   const std::vector<double> whole = download(nn::self_attention(tape, in[kX], w, shape));
 
   const Shape room{c.batch, 20, c.key_heads, c.dim};
-  nn::SelfAttentionCache cache{encoder().empty(room, DType::kF32),
-                               encoder().empty(room, DType::kF32)};
+  nn::SelfAttentionPast cache{nn::Mode::kPrefill, encoder().empty(room, DType::kF32),
+                              encoder().empty(room, DType::kF32)};
+  if (ring) {
+    cache.ring = true;
+    cache.keys = encoder().empty({c.batch, c.window, c.key_heads, c.dim}, DType::kF32);
+    cache.values = encoder().empty_like(cache.keys);
+    if (c.window > 1) cache.places = places(c.window - 1, 20);
+  }
   std::vector<double> pieces(whole.size());
   const auto feed = [&](std::int64_t from, std::int64_t to) {
     const Tensor part = encoder().contiguous(in[kX].slice(1, from, to));
-    const std::vector<double> y = download(nn::self_attention(tape, part, w, shape, &cache));
+    const std::vector<double> y = download(nn::self_attention(tape, part, w, shape, cache));
     for (std::size_t i = 0; i < y.size(); ++i) {
       const std::size_t row = i / place(c.width), count = place(to - from);
       const std::size_t token = row / count * place(c.tokens) + place(from) + row % count;
@@ -195,6 +209,7 @@ void SelfAttention::in_pieces(const Case& c) {
   feed(0, 5);
   cache.start = 5;
   feed(5, 11);
+  cache.mode = nn::Mode::kStep;
   cache.start = 0;
   cache.lengths = encoder().full({2}, DType::kI32, 11);
   feed(11, 12);
@@ -206,14 +221,19 @@ void SelfAttention::in_pieces(const Case& c) {
 
   const Tensor watched = tape.watch(in[kX].slice(1, 0, 1));
   expect_error(Errc::kNoGradient, "NoGrad",
-               [&] { nn::self_attention(tape, watched, w, shape, &cache); });
+               [&] { nn::self_attention(tape, watched, w, shape, cache); });
 }
 
 // Tokens that come in pieces, through a cache, are as good as all at once.
 TEST_P(SelfAttention, TokensInPieces) {
   for (const Case& c : {Case{2, 13, 16, 4, 2, 8, 4, true, true},
                         Case{2, 13, 16, 4, 2, 8, 4, false, false, false, 3, 0.5}}) {
-    in_pieces(c);
+    in_pieces(c, false);
+  }
+  for (const std::int64_t window : {1, 2, 3, 5, 8, 12, 13}) {  // rings, around once and more
+    const Case c{2, 13, 16, 4, 2, 8, 4, true, true, true, window};
+    in_pieces(c, false);
+    in_pieces(c, true);
   }
 }
 
@@ -254,14 +274,19 @@ TEST(SelfAttentionCheck, SaysWhatIsWrong) {
   });
   nn::SelfAttentionShape gained = shape;
   gained.rope.gain = Tensor::meta({3});
-  const auto cached = [&](auto set) {
-    nn::SelfAttentionCache cache{Tensor::meta({1, 5, 2, 4}), Tensor::meta({1, 5, 2, 4})};
+  const auto cached = [&](auto set, nn::Mode mode = nn::Mode::kPrefill,
+                          const nn::SelfAttentionShape& of = {4, 2, 4, true, {2}}) {
+    nn::SelfAttentionPast cache{mode, Tensor::meta({1, 5, 2, 4}), Tensor::meta({1, 5, 2, 4})};
     set(cache);
-    return nn::self_attention_check(x, good, shape, &cache);
+    return nn::self_attention_check(x, good, of, cache);
   };
   EXPECT_FALSE(cached([](auto& cache) { cache.start = 2; }));
+  const auto step = nn::Mode::kStep;
+  const auto lengths = Tensor::meta({1}, DType::kI32);
   expect_refused({
       {"gain", nn::self_attention_check(x, good, gained), Errc::kShape, "rope.gain must be [4]"},
+      {"train", cached([](auto&) {}, nn::Mode::kTrain), Errc::kArgument,
+       "the cache's keys must not be given in training"},
       {"keys", cached([](auto& cache) { cache.keys = Tensor::meta({2, 5, 2, 4}); }), Errc::kShape,
        "the cache's keys must be [1, any, 2, 4]"},
       {"values", cached([](auto& cache) { cache.values = Tensor::meta({1, 6, 2, 4}); }),
@@ -269,13 +294,47 @@ TEST(SelfAttentionCheck, SaysWhatIsWrong) {
       {"full", cached([](auto& cache) { cache.start = 3; }), Errc::kArgument,
        "no room for 3 after 3"},
       {"before", cached([](auto& cache) { cache.start = -1; }), Errc::kArgument, "after -1"},
-      {"both", cached([](auto& cache) {
-         cache.start = 1;
-         cache.lengths = Tensor::meta({1}, DType::kI32);
-       }),
-       Errc::kArgument, "not both"},
-      {"lengths", cached([](auto& cache) { cache.lengths = Tensor::meta({1}); }), Errc::kDType,
-       "the cache's lengths must be i32"},
+      {"start", cached([](auto& cache) { cache.start = 1; }, step), Errc::kArgument,
+       "a step has lengths and no start"},
+      {"both", cached([&](auto& cache) { cache.lengths = lengths; }), Errc::kArgument,
+       "a prefill has a start and no lengths"},
+      {"no lengths", cached([](auto&) {}, step), Errc::kArgument, "lengths must be given"},
+      {"lengths", cached([](auto& cache) { cache.lengths = Tensor::meta({1}); }, step),
+       Errc::kDType, "the cache's lengths must be i32"},
+  });
+  const nn::SelfAttentionShape near{4, 2, 4, true, {2}, 1e-6F, 0, 5};
+  const auto places = Tensor::meta({9}, DType::kI32);
+  const auto ring = [&](auto set, nn::Mode mode = nn::Mode::kPrefill, std::int64_t window = 5) {
+    nn::SelfAttentionShape of = near;
+    of.window = window;
+    return cached(
+        [&](auto& cache) {
+          cache.ring = true;
+          cache.places = places;
+          set(cache);
+        },
+        mode, of);
+  };
+  EXPECT_FALSE(ring([](auto& cache) { cache.start = 7; }));
+  expect_refused({
+      {"no window", ring([](auto&) {}, nn::Mode::kPrefill, 0), Errc::kArgument,
+       "at most as many rows as the window 0, got 5"},
+      {"small window", ring([](auto&) {}, nn::Mode::kPrefill, 4), Errc::kArgument,
+       "as the window 4, got 5"},
+      {"tokens", ring([&](auto& cache) { cache.lengths = lengths; }, step), Errc::kArgument,
+       "one token a step, got 3"},
+      {"no places", ring([](auto& cache) { cache.places = {}; }), Errc::kArgument,
+       "places must be given"},
+      {"their type", ring([](auto& cache) { cache.places = Tensor::meta({9}); }), Errc::kDType,
+       "the ring's places must be i32"},
+      {"room",
+       ring(
+           [](auto& cache) {
+             cache.places = {};
+             cache.start = 3;
+           },
+           nn::Mode::kPrefill, 9),
+       Errc::kArgument, "no room for 3 after 3"},
   });
 }
 

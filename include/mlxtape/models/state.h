@@ -1,4 +1,5 @@
-// State: the caches of a model for B sequences: keys and values of every token, and the recurrent state of delta nets.
+// State: what a model remembers of B sequences: keys and values of every token, or of as many as a layer's window sees, and
+// of delta nets a state of fixed size.
 //
 // Sequences are filled one by one (prefill), each to its own length, then decoded together (step). A step is the same work
 // whatever the lengths, so that it can be captured once and replayed (Stepper).
@@ -17,10 +18,17 @@
 
 namespace mlxtape::models {
 
+struct StateOptions {
+  // Layers with a window keep the keys and values of that many tokens alone. Without, those of all tokens, so that any of
+  // the last ones can be forgotten.
+  bool rings = true;
+};
+
 class State {
  public:
-  State(const Model& model, std::int64_t batch, std::int64_t capacity);
-  // Not copyable: that would share the memory (use snapshot). Not assignable: a Stepper would be left behind (use restore).
+  State(const Model& model, std::int64_t batch, std::int64_t capacity,
+        const StateOptions& options = {});
+  // Neither copied, which would share the memory (snapshot), nor assigned, which would leave a Stepper behind (restore).
   State(State&&) = default;
   State& operator=(const State&) = delete;
   State& operator=(State&&) = delete;
@@ -31,7 +39,7 @@ class State {
   std::size_t bytes() const;
   // The bytes that a state would need.
   static std::size_t bytes_of(const ModelPlan& plan, DType dtype, std::int64_t batch,
-                              std::int64_t capacity);
+                              std::int64_t capacity, const StateOptions& options = {});
 
   // After a step in which decode was captured: adds this many tokens to a sequence.
   void advance(std::int64_t sequence, std::int64_t tokens = 1);
@@ -39,27 +47,28 @@ class State {
   // Increases the capacity; the contents stay.
   void grow(CommandEncoder& encoder, std::int64_t capacity);
 
-  // Can single tokens be dropped? Not by a delta net.
+  // Can single tokens be forgotten, however many come? A delta net cannot, nor a window once it is full.
   bool forgets() const;
-  // Keeps the first tokens of a sequence; if it cannot drop tokens: 0 or all of them.
+  // Leaves the first tokens of a sequence; where that cannot be, 0 or all of them: kArgument, with the reason.
   void trim(CommandEncoder& encoder, std::int64_t sequence, std::int64_t length);
 
   // Makes a copy, and copies it back into a state of the same sizes.
   State snapshot(CommandEncoder& encoder) const;
   void restore(CommandEncoder& encoder, const State& from);
 
-  // A point to return to in one sequence: a copy of the recurrent states. Keys and values are still in the state, so a mark
-  // is small, and valid as long as the sequence has not been trimmed, rewound or restored to fewer tokens.
+  // Where to come back to in one sequence: what delta nets and windows hold there. Other keys and values are still in the
+  // state, so it is small, and good as long as the sequence has not been trimmed, rewound or restored to fewer tokens meanwhile.
   struct Mark {
     std::int64_t length = 0;
-    std::vector<Cache> caches;  // copies of those that cannot drop tokens
+    std::vector<Cache> caches;  // copies of those that later tokens overwrite
   };
   Mark mark(CommandEncoder& encoder, std::int64_t sequence) const;
   void rewind(CommandEncoder& encoder, std::int64_t sequence, const Mark& to);
 
   // A safetensors file of the part in use; load checks it against the model.
   void save(const std::string& path) const;
-  static State load(const Model& model, const std::string& path, std::int64_t capacity);
+  static State load(const Model& model, const std::string& path, std::int64_t capacity,
+                    const StateOptions& options = {});
 
  private:
   State(const State&) = default;
@@ -70,7 +79,8 @@ class State {
   template <class Function>
   void each(const Function& function) const;  // (name, cache, tensor)
 
-  std::vector<Cache> caches_;  // one per layer
+  RingPlaces places_;
+  std::vector<Cache> caches_;  // one for each layer
   std::vector<std::int64_t> lengths_;
   std::int64_t capacity_ = 0;
 };

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "mlxtape/nn/linear.h"
+#include "mlxtape/nn/mode.h"
 
 namespace mlxtape::nn {
 
@@ -37,19 +38,29 @@ struct SelfAttentionShape {
   std::int64_t window = 0;  // 0: none
 };
 
-// The keys and values of the tokens before x. keys, values: [B, capacity, key_heads, D], updated in place. The number of
-// earlier tokens is start in every sequence, or lengths [B] i32 on the device, for up to 16 new tokens.
-struct SelfAttentionCache {
-  Tensor keys, values;
+// The keys and values of the tokens before x, by mode:
+//   kTrain     nothing is given
+//   kPrefill   start tokens came before in every sequence; keys, values: [B, capacity, key_heads, D], written in place
+//   kStep      lengths [B] i32, on the device, says how many came before, for up to 16 new ones
+// ring         keys and values have as many rows as the window, W: position p is in row p mod (W − 1), and the last row is
+//              the newest token's while it is attended to. Rotated keys may lie in any order, so that a step attends to
+//              all rows as they are. places: [capacity] i32, the row of each position, for a step, which has one new token
+//              then; not defined for a window of 1, which has no past.
+// Cost         of a ring: a step looks a row up and writes it, two small launches more; prefill copies the W − 1 rows
+//              before the chunk, and the chunk, into one tensor in the order of their positions.
+struct SelfAttentionPast {
+  Mode mode = Mode::kTrain;
+  Tensor keys = {}, values = {};
   std::int64_t start = 0;
   Tensor lengths = {};
+  bool ring = false;
+  Tensor places = {};
 };
 
 Check self_attention_check(const Tensor& x, const SelfAttentionWeights& w,
-                           const SelfAttentionShape& shape,
-                           const SelfAttentionCache* cache = nullptr);
+                           const SelfAttentionShape& shape, const SelfAttentionPast& past = {});
 
 Tensor self_attention(Tape& tape, const Tensor& x, const SelfAttentionWeights& w,
-                      const SelfAttentionShape& shape, const SelfAttentionCache* cache = nullptr);
+                      const SelfAttentionShape& shape, const SelfAttentionPast& past = {});
 
 }  // namespace mlxtape::nn
