@@ -95,9 +95,13 @@ Config Config::parse(const Json& json, const std::string& source, const Architec
   const Json* nested =
       architecture.nested.empty() ? nullptr : top.object(architecture.nested.c_str());
   c.prefix = architecture.prefix;
+  c.own_names = architecture.own_names;
   c.foreign = architecture.foreign;
   c.plan.tied = top.truth("tie_word_embeddings", false);
   architecture.read(Fields(nested == nullptr ? json : *nested, source), c.plan);
+  if (const Check check = plan_check(c.plan)) {
+    throw Error(Errc::kIo, source + ": " + std::string(check->what()));
+  }
   c.quantization = parse_quantization(json, source);
   c.json = json;
   return c;

@@ -27,7 +27,10 @@ struct Past {
 Stream run_layer(Tape& tape, const Model& model, std::int64_t layer, const Stream& in,
                  const Past& past = {}, const LayerWeights* weights = nullptr);
 
-// rms_norm(h + more).
+// e·embedding[tokens].
+Stream run_embedding(Tape& tape, const Model& model, const Tensor& tokens);
+
+// l·rms_norm(h + more), which the head takes.
 Tensor run_norm(Tape& tape, const Model& model, const Stream& in);
 
 }  // namespace mlxtape::models

@@ -53,7 +53,7 @@ Tensor hidden(Tape& tape, const Model& model, const Tensor& tokens, const Hidden
         Errc::kArgument,
         "model: routed must not be given together with checkpoint (activation checkpointing)");
   }
-  Stream stream{{}, nn::embed(tape, model.weights.embedding, tokens)};
+  Stream stream = run_embedding(tape, model, tokens);
   for (std::int64_t l = 0; l < model.config.plan.layer_count(); ++l) {
     stream = options.checkpoint ? run_again_later(tape, model, l, stream, options.weights)
                                 : run_with(tape, model, l, stream, options.weights);

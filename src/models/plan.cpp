@@ -1,5 +1,6 @@
 #include "mlxtape/models/plan.h"
 
+#include <cmath>
 #include <string>
 
 namespace mlxtape::models {
@@ -10,12 +11,24 @@ Error wrong(const std::string& must, std::int64_t got) {
   return {Errc::kArgument, "plan: " + must + ", got " + std::to_string(got)};
 }
 
+Error unsupported(const std::string& what) {
+  return {Errc::kArgument, "plan: " + what + " is not supported yet"};
+}
+
+bool is_scale(double number) { return std::isfinite(number) && number > 0; }
+
 Check attention_check(const AttentionPlan& a, const ModelPlan& plan) {
   if (a.heads < 1 || a.key_heads < 1 || a.heads % a.key_heads != 0) {
     return wrong("heads must be a multiple of key_heads " + std::to_string(a.key_heads), a.heads);
   }
   if (a.head_dim < 1 || a.head_dim > 256)
     return wrong("head_dim must be from 1 to 256", a.head_dim);
+  if (a.softcap != 0) return unsupported("a softcap of attention's scores");
+  if (a.scale != 0 && !is_scale(a.scale)) {
+    return Error(Errc::kArgument,
+                 "plan: scale must be a number above 0, or 0 for head_dim^-1/2, got " +
+                     std::to_string(a.scale));
+  }
   if (a.window < 0) return wrong("window must be at least 0", a.window);
   if (a.rope >= plan.ropes.size()) {
     return wrong("rope must be one of the plan's " + std::to_string(plan.ropes.size()),
@@ -52,6 +65,32 @@ Check moe_check(const MoePlan& m) {
   return std::nullopt;
 }
 
+Check swiglu_check(const SwigluPlan& s) {
+  if (s.width < 1) return wrong("the width of a network must be at least 1", s.width);
+  if (s.activation == Activation::kClampedSilu) {
+    return unsupported("the activation of a network by clamped silu");
+  }
+  return std::nullopt;
+}
+
+Check scales_check(const ModelPlan& plan) {
+  if (plan.logit_softcap != 0) return unsupported("a softcap of logits");
+  for (const double scale : {plan.embedding_scale, plan.logit_scale}) {
+    if (!is_scale(scale)) {
+      return Error(Errc::kArgument,
+                   "plan: embedding_scale and logit_scale must be numbers above 0, got " +
+                       std::to_string(scale));
+    }
+  }
+  for (const LayerPlan& layer : plan.layers) {
+    if (!is_scale(layer.residual)) {
+      return Error(Errc::kArgument, "plan: residual must be a number above 0, got " +
+                                        std::to_string(layer.residual));
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Check plan_check(const ModelPlan& plan) {
@@ -65,11 +104,11 @@ Check plan_check(const ModelPlan& plan) {
     if (mixer) return mixer;
     if (const MoePlan* moe = layer.moe()) {
       if (const Check check = moe_check(*moe)) return check;
-    } else if (layer.swiglu()->width < 1) {
-      return wrong("the width of a network must be at least 1", layer.swiglu()->width);
+    } else if (const Check check = swiglu_check(*layer.swiglu())) {
+      return check;
     }
   }
-  return std::nullopt;
+  return scales_check(plan);
 }
 
 }  // namespace mlxtape::models

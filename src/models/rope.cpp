@@ -64,6 +64,7 @@ nn::Rope make_rope(const RopeConfig& from, std::int64_t head_dim, CommandEncoder
   rope.dims = from.dims;
   rope.base = from.base;
   rope.scale = from.scale;
+  rope.traditional = from.traditional;
   if (from.kind == RopeConfig::Kind::kPlain) return rope;
   const bool yarn = from.kind == RopeConfig::Kind::kYarn;
   const std::vector<double> periods = yarn ? yarn_periods(from) : llama3_periods(from);

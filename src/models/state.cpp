@@ -246,7 +246,7 @@ class Reader {
     Tape tape(encoder_);
     const Tensor ids = encoder_.empty({1, n}, DType::kI32);
     encoder_.upload(tokens.data(), tokens.size_bytes(), ids);
-    Stream stream{{}, nn::embed(tape, model_.weights.embedding, ids)};
+    Stream stream = run_embedding(tape, model_, ids);
     for (std::int64_t l = 0; l < layers; ++l) {
       const Past past{nn::Mode::kPrefill,
                       part_of(state_.caches_[static_cast<std::size_t>(l)], sequence_), start};
@@ -285,7 +285,7 @@ Tensor decode(CommandEncoder& encoder, const Model& model, State& state, const T
               const Tensor& lengths) {
   Tape tape(encoder);
   const std::int64_t batch = state.batch();
-  Stream stream{{}, nn::embed(tape, model.weights.embedding, ids.reshape({batch, 1}))};
+  Stream stream = run_embedding(tape, model, ids.reshape({batch, 1}));
   for (std::size_t l = 0; l < state.caches_.size(); ++l) {
     const Past past{nn::Mode::kStep, state.caches_[l], 0, lengths};
     stream = run_layer(tape, model, static_cast<std::int64_t>(l), stream, past);

@@ -15,10 +15,11 @@ namespace {
 template <class S>
 class Names {
  public:
-  Names(std::vector<S>& slots, std::string before) : slots_(slots), before_(std::move(before)) {}
+  Names(std::vector<S>& slots, const Config& config, std::string before)
+      : slots_(slots), config_(config), before_(std::move(before)) {}
 
   Names layer(std::int64_t number) const {
-    Names names(slots_, before_ + "layers." + std::to_string(number) + ".");
+    Names names(slots_, config_, before_ + "layers." + std::to_string(number) + ".");
     names.layer_ = number;
     return names;
   }
@@ -47,9 +48,13 @@ class Names {
 
  private:
   S& add(const std::string& name, Role role, const Shape& shape, const Shape& in_file) const {
+    std::string path = path_ + name;
+    for (const auto& [usual, own] : config_.own_names) {
+      if (path == usual) path = own;
+    }
     S slot;
-    slot.name = before_ + path_ + name;
-    slot.path = layer_ < 0 ? slot.name : path_ + name;
+    slot.name = before_ + path;
+    slot.path = layer_ < 0 ? slot.name : path;
     slot.role = role;
     slot.layer = layer_;
     slot.shape = shape;
@@ -59,6 +64,7 @@ class Names {
   }
 
   std::vector<S>& slots_;
+  const Config& config_;
   std::string before_, path_;
   std::int64_t layer_ = -1;
 };
@@ -71,12 +77,11 @@ void attention_slots(const Names<S>& names, W& w, const AttentionPlan& plan, std
   names.weight("k_proj", Role::kProjection, w.k, {keys, width});
   names.weight("v_proj", Role::kValue, w.v, {keys, width});
   names.weight("o_proj", Role::kProjection, w.o, {width, queries});
-  if (plan.bias) {
-    names.tensor("q_proj.bias", Role::kBias, w.q_bias, {asked});
-    names.tensor("k_proj.bias", Role::kBias, w.k_bias, {keys});
-    names.tensor("v_proj.bias", Role::kBias, w.v_bias, {keys});
-    names.tensor("o_proj.bias", Role::kBias, w.o_bias, {width});
-  }
+  if (plan.bias.q) names.tensor("q_proj.bias", Role::kBias, w.q_bias, {asked});
+  if (plan.bias.k) names.tensor("k_proj.bias", Role::kBias, w.k_bias, {keys});
+  if (plan.bias.v) names.tensor("v_proj.bias", Role::kBias, w.v_bias, {keys});
+  if (plan.bias.o) names.tensor("o_proj.bias", Role::kBias, w.o_bias, {width});
+  if (plan.sinks) names.tensor("sinks", Role::kSinks, w.sinks, {plan.heads});
   if (plan.qk_norm) {
     names.tensor("q_norm.weight", Role::kNorm, w.q_norm, {plan.head_dim});
     names.tensor("k_norm.weight", Role::kNorm, w.k_norm, {plan.head_dim});
@@ -104,10 +109,14 @@ void delta_slots(const Names<S>& names, W& w, const DeltaPlan& plan, std::int64_
 }
 
 template <class S, class W>
-void swiglu_slots(const Names<S>& names, W& w, std::int64_t width, std::int64_t inner) {
+void swiglu_slots(const Names<S>& names, W& w, std::int64_t width, const SwigluPlan& plan) {
+  const std::int64_t inner = plan.width;
   names.weight("gate_proj", Role::kProjection, w.gate, {inner, width});
   names.weight("up_proj", Role::kProjection, w.up, {inner, width});
   names.weight("down_proj", Role::kDown, w.down, {width, inner});
+  if (plan.bias.gate) names.tensor("gate_proj.bias", Role::kBias, w.gate_bias, {inner});
+  if (plan.bias.up) names.tensor("up_proj.bias", Role::kBias, w.up_bias, {inner});
+  if (plan.bias.down) names.tensor("down_proj.bias", Role::kBias, w.down_bias, {width});
 }
 
 template <class S, class W>
@@ -119,36 +128,48 @@ void moe_slots(const Names<S>& names, W& w, const MoePlan& plan, std::int64_t wi
   experts.weight("up_proj", Role::kProjection, w.experts.up, {e, inner, width});
   experts.weight("down_proj", Role::kDown, w.experts.down, {e, width, inner});
   if (plan.shared_width == 0) return;
-  swiglu_slots(names.in("shared_expert"), w.shared, width, plan.shared_width);
+  swiglu_slots(names.in("shared_expert"), w.shared, width, {plan.shared_width});
   names.weight("shared_expert_gate", Role::kSharedGate, w.shared_gate, {1, width});
+}
+
+template <class S, class W>
+void layer_slots(const Names<S>& layer, W& w, const LayerPlan& plan, std::int64_t width) {
+  const NormsPlan& norms = plan.norms;
+  const bool after = norms.mixer_post || norms.network_post;
+  const auto norm = [&](bool there, const char* name, auto& t) {
+    if (there) layer.tensor(std::string(name) + ".weight", Role::kNorm, t, {width});
+  };
+  norm(norms.mixer_pre, "input_layernorm", w.mixer_norm);
+  if (const AttentionPlan* attention = plan.attention()) {
+    attention_slots(layer.in("self_attn"), w.attention, *attention, width);
+  } else {
+    delta_slots(layer.in("linear_attn"), w.delta, *plan.delta(), width);
+  }
+  // Where blocks are normalised behind as well, the name that most have for the network's norm is the mixer's.
+  norm(norms.mixer_post, "post_attention_layernorm", w.mixer_post_norm);
+  norm(norms.network_pre, after ? "pre_feedforward_layernorm" : "post_attention_layernorm",
+       w.network_norm);
+  if (const MoePlan* moe = plan.moe()) {
+    moe_slots(layer.in("mlp"), w.moe, *moe, width);
+  } else {
+    swiglu_slots(layer.in("mlp"), w.mlp, width, *plan.swiglu());
+  }
+  norm(norms.network_post, "post_feedforward_layernorm", w.network_post_norm);
 }
 
 template <class S, class W>
 std::vector<S> all_slots(W& weights, const Config& config) {
   const ModelPlan& plan = config.plan;
   std::vector<S> result;
-  const Names<S> model(result, config.prefix + "model.");
+  const Names<S> model(result, config, config.prefix + "model.");
   model.weight("embed_tokens", Role::kEmbedding, weights.embedding, {plan.vocabulary, plan.width});
   for (std::int64_t l = 0; l < plan.layer_count(); ++l) {
-    auto& w = weights.layers[static_cast<std::size_t>(l)];
-    const LayerPlan& of = plan.layer(l);
-    const Names<S> layer = model.layer(l);
-    layer.tensor("input_layernorm.weight", Role::kNorm, w.input_norm, {plan.width});
-    if (const AttentionPlan* attention = of.attention()) {
-      attention_slots(layer.in("self_attn"), w.attention, *attention, plan.width);
-    } else {
-      delta_slots(layer.in("linear_attn"), w.delta, *of.delta(), plan.width);
-    }
-    layer.tensor("post_attention_layernorm.weight", Role::kNorm, w.post_norm, {plan.width});
-    if (const MoePlan* moe = of.moe()) {
-      moe_slots(layer.in("mlp"), w.moe, *moe, plan.width);
-    } else {
-      swiglu_slots(layer.in("mlp"), w.mlp, plan.width, of.swiglu()->width);
-    }
+    layer_slots(model.layer(l), weights.layers[static_cast<std::size_t>(l)], plan.layer(l),
+                plan.width);
   }
   model.tensor("norm.weight", Role::kNorm, weights.norm, {plan.width});
   if (!plan.tied) {
-    Names<S>(result, config.prefix)
+    Names<S>(result, config, config.prefix)
         .weight("lm_head", Role::kHead, weights.head, {plan.vocabulary, plan.width});
   }
   return result;
@@ -201,8 +222,12 @@ namespace {
 // As training from scratch begins with.
 class Random {
  public:
-  Random(CommandEncoder& encoder, DType dtype, double deviation, std::uint64_t seed)
-      : encoder_(encoder), dtype_(dtype), deviation_(deviation), keys_(encoder, seed) {}
+  Random(CommandEncoder& encoder, DType dtype, const ModelPlan& plan, std::uint64_t seed)
+      : encoder_(encoder),
+        dtype_(dtype),
+        deviation_(plan.initial_deviation),
+        norm_(plan.norms_from_0 ? 0 : 1),
+        keys_(encoder, seed) {}
 
   Tensor weight(const Slot& slot) {
     // As the config says; by what they sum over where that is less.
@@ -210,8 +235,9 @@ class Random {
   }
   Tensor tensor(const Slot& slot) {
     switch (slot.role) {
-      case Role::kNorm:
+      case Role::kNorm: return encoder_.full(slot.shape, dtype_, norm_);
       case Role::kGatedNorm: return encoder_.full(slot.shape, dtype_, 1);
+      case Role::kSinks:
       case Role::kBias: return encoder_.full(slot.shape, dtype_, 0);
       // softplus of it about 0.001 to 0.1: with A_log's, memories of a token to a thousand. What is forgotten at once has
       // no gradient that could teach to keep it.
@@ -235,7 +261,7 @@ class Random {
 
   CommandEncoder& encoder_;
   DType dtype_;
-  double deviation_;
+  double deviation_, norm_;
   ops::KeySequence keys_;
 };
 
@@ -245,7 +271,7 @@ Model random_model(const Config& config, CommandEncoder& encoder, DType dtype, s
   require(plan_check(config.plan));
   Model model;
   model.config = config;
-  Random random(encoder, dtype, config.plan.initial_deviation, seed);
+  Random random(encoder, dtype, config.plan, seed);
   for (const Slot& slot : slots(model.weights, config)) {
     if (slot.is_weight) {
       *slot.weight = random.weight(slot);

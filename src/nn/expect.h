@@ -86,13 +86,30 @@ inline Check expect_weights(const char* block, const Tensor& x,
   return std::nullopt;
 }
 
+// The same of weights that need not be there.
+inline Check expect_those_given(const char* block, const Tensor& x,
+                                std::initializer_list<Expected> weights) {
+  for (const Expected& w : weights) {
+    if (!w.weight.defined()) continue;
+    if (const Check check = expect_weights(block, x, {w})) return check;
+  }
+  return std::nullopt;
+}
+
 // A network of its own, or of a block, in which its weights have these names.
 inline Check expect_swiglu(const char* block, const Tensor& x, const SwigluWeights& w,
                            const char* gate, const char* up, const char* down) {
   const std::int64_t width = x.shape().back();
   if (const Check check = expect_weights(block, x, {{gate, w.gate, {kAny, width}}})) return check;
   const std::int64_t inner = w.gate.shape()[0];
-  return expect_weights(block, x, {{up, w.up, {inner, width}}, {down, w.down, {width, inner}}});
+  if (const Check check =
+          expect_weights(block, x, {{up, w.up, {inner, width}}, {down, w.down, {width, inner}}})) {
+    return check;
+  }
+  return expect_those_given(block, x,
+                            {{"gate_bias", w.gate_bias, {inner}},
+                             {"up_bias", w.up_bias, {inner}},
+                             {"down_bias", w.down_bias, {width}}});
 }
 
 // Weights of another form of the block: why says beside what, or without what, they must not come.

@@ -90,9 +90,19 @@ Check swiglu_network_check(const Tensor& x, const SwigluWeights& w) {
   return expect_swiglu("swiglu_network", x, w, "gate", "up", "down");
 }
 
-Tensor swiglu_network(Tape& tape, const Tensor& x, const SwigluWeights& w) {
+Tensor swiglu_network(Tape& tape, const Tensor& x, const SwigluWeights& w,
+                      GateActivation activation) {
   require(swiglu_network_check(x, w));
-  return linear(tape, ops::swiglu(tape, linear(tape, x, w.gate), linear(tape, x, w.up)), w.down);
+  const Tensor gate = linear(tape, x, w.gate, w.gate_bias), up = linear(tape, x, w.up, w.up_bias);
+  const auto opened = [&] {
+    switch (activation) {
+      case GateActivation::kGelu: return ops::multiply(tape, ops::gelu(tape, gate), up);
+      case GateActivation::kGeluTanh: return ops::multiply(tape, ops::gelu_tanh(tape, gate), up);
+      case GateActivation::kSilu: break;
+    }
+    return ops::swiglu(tape, gate, up);
+  };
+  return linear(tape, opened(), w.down, w.down_bias);
 }
 
 }  // namespace mlxtape::nn

@@ -32,6 +32,13 @@ Check moe_check(const Tensor& x, const MoeWeights& w, const MoeShape& shape) {
                                           {"experts.down", e.down, {experts, width, inner}}})) {
     return check;
   }
+  if (const Check check = expect_absent(kBlock,
+                                        {{"experts.gate_bias", e.gate_bias},
+                                         {"experts.up_bias", e.up_bias},
+                                         {"experts.down_bias", e.down_bias}},
+                                        "of experts")) {
+    return check;
+  }
   const SwigluWeights& shared = w.shared;
   if (!w.shared_gate.defined()) {
     return expect_absent(

@@ -25,6 +25,7 @@ Tensor rotated(Tape& tape, const Tensor& x, const Rope& rope, const SelfAttentio
   options.base = rope.base;
   options.scale = rope.scale;
   options.periods = rope.periods;
+  options.traditional = rope.traditional;
   if (past.mode == Mode::kPrefill) options.offset = past.start;
   if (past.mode == Mode::kStep) options.offsets = past.lengths;
   const Tensor gained = rope.gain.defined() ? ops::multiply(tape, x, rope.gain) : x;
@@ -101,21 +102,22 @@ Tensor step(CommandEncoder& encoder, const Tensor& q, const Tensor& k, const Ten
 }
 
 // The new tokens' among all that there are then.
-Tensor attend(Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v,
+Tensor attend(Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& sinks,
               const SelfAttentionShape& shape, const SelfAttentionPast& past) {
   ops::AttentionOptions options;
   options.causal = true;
   options.scale = shape.scale;
   options.window = shape.window;
+  if (sinks.defined()) options.sinks = ops::cast(tape, sinks, DType::kF32);
   if (past.mode == Mode::kTrain) return ops::attention(tape, q, k, v, options);
-  if (tape.wants({q, k, v})) {
+  if (tape.wants({q, k, v, options.sinks})) {
     throw Error(Errc::kNoGradient,
                 "self_attention: a cache is for inference, but a gradient is wanted: call it "
                 "under Tape::NoGrad, or without a cache");
   }
   CommandEncoder& encoder = tape.encoder();
   if (past.mode == Mode::kPrefill) return prefill(encoder, q, k, v, options, past);
-  return step(encoder, q, k, v, {shape.scale, shape.window}, past);
+  return step(encoder, q, k, v, {shape.scale, shape.window, options.sinks}, past);
 }
 
 Error wrong_past(const std::string& what) { return {Errc::kArgument, "self_attention: " + what}; }
@@ -179,16 +181,13 @@ Check check_norms(const Tensor& x, const SelfAttentionWeights& w, std::int64_t h
                          {"k_norm", w.k_norm, {head_dim}, w.k_norm.dtype()}});
 }
 
-Check check_biases(const Tensor& x, const SelfAttentionWeights& w) {
-  if (!w.q_bias.defined()) {
-    return expect_absent(kBlock, {{"k_bias", w.k_bias}, {"v_bias", w.v_bias}, {"o_bias", w.o_bias}},
-                         "without q_bias");
-  }
-  return expect_weights(kBlock, x,
-                        {{"q_bias", w.q_bias, {w.q.shape()[0]}},
-                         {"k_bias", w.k_bias, {w.k.shape()[0]}},
-                         {"v_bias", w.v_bias, {w.v.shape()[0]}},
-                         {"o_bias", w.o_bias, {w.o.shape()[0]}}});
+Check check_biases(const Tensor& x, const SelfAttentionWeights& w, std::int64_t heads) {
+  return expect_those_given(kBlock, x,
+                            {{"q_bias", w.q_bias, {w.q.shape()[0]}},
+                             {"k_bias", w.k_bias, {w.k.shape()[0]}},
+                             {"v_bias", w.v_bias, {w.v.shape()[0]}},
+                             {"o_bias", w.o_bias, {w.o.shape()[0]}},
+                             {"sinks", w.sinks, {heads}, w.sinks.dtype()}});
 }
 
 }  // namespace
@@ -221,7 +220,7 @@ Check self_attention_check(const Tensor& x, const SelfAttentionWeights& w,
     return Error(Errc::kArgument,
                  "self_attention: window must be at least 0, got " + std::to_string(s.window));
   }
-  if (const Check check = check_biases(x, w)) return check;
+  if (const Check check = check_biases(x, w, s.heads)) return check;
   if (s.rope.gain.defined()) {
     if (const Check check = expect_weights(kBlock, x, {{"rope.gain", s.rope.gain, {s.head_dim}}})) {
       return check;
@@ -251,7 +250,7 @@ Tensor self_attention(Tape& tape, const Tensor& x, const SelfAttentionWeights& w
   }
   const Tensor v = project(w.v, w.v_bias, shape.key_heads);
   Tensor seen = attend(tape, rotated(tape, q, shape.rope, past), rotated(tape, k, shape.rope, past),
-                       v, shape, past);
+                       v, w.sinks, shape, past);
   if (shape.gated) seen = ops::multiply(tape, seen, ops::sigmoid(tape, gate));
   return linear(tape, ops::reshape(tape, seen, {batch, tokens, shape.heads * dim}), w.o, w.o_bias);
 }

@@ -31,7 +31,7 @@ TEST(ModelConfig, Qwen3Next) {
   EXPECT_EQ(c.plan.layer(0).delta()->value_dim, 12);
   EXPECT_EQ(c.plan.layer(0).delta()->rows, models::DeltaPlan::Rows::kByHead);
   const models::AttentionPlan& mixer = *c.plan.layer(3).attention();
-  EXPECT_TRUE(c.plan.tied && mixer.bias && mixer.gated && mixer.qk_norm);
+  EXPECT_TRUE(c.plan.tied && mixer.bias.o && mixer.gated && mixer.qk_norm);
   EXPECT_TRUE(c.plan.moe()->renormalise);
   const bool attention[] = {false, false, false, true, false, false, false, true};
   const bool experts[] = {false, true, false, false, false, true, false, true};
@@ -200,6 +200,18 @@ TEST(ModelPlan, SaysWhatIsWrong) {
   refused("at most experts 8, got 9", [&](ModelPlan& p) { moe(p).chosen = 9; });
   refused("width of an expert", [&](ModelPlan& p) { moe(p).width = 0; });
   refused("shared_width", [&](ModelPlan& p) { moe(p).shared_width = -1; });
+  // What no op can do yet.
+  refused("a softcap of attention's scores is not supported",
+          [&](ModelPlan& p) { mixer(p).softcap = 50; });
+  refused("a softcap of logits is not supported", [](ModelPlan& p) { p.logit_softcap = 30; });
+  refused("clamped silu is not supported", [](ModelPlan& p) {
+    p.layers[0].network = models::SwigluPlan{48, models::Activation::kClampedSilu};
+  });
+  refused("embedding_scale and logit_scale must be numbers above 0, got 0",
+          [](ModelPlan& p) { p.embedding_scale = 0; });
+  refused("logit_scale must be numbers above 0, got -1", [](ModelPlan& p) { p.logit_scale = -1; });
+  refused("residual must be a number above 0", [](ModelPlan& p) { p.layers[1].residual = 0; });
+  refused("scale must be a number above 0, or 0", [&](ModelPlan& p) { mixer(p).scale = -1; });
   refused("width of a network", [](ModelPlan& p) { p.layers[0].network = models::SwigluPlan{0}; });
 }
 

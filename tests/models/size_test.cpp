@@ -28,7 +28,8 @@ TEST(ModelSize, Counts) {
   const std::int64_t queries = a.heads * a.head_dim, keys = a.key_heads * a.head_dim;
   std::int64_t of_layer = 2 * plan.width + 2 * a.head_dim + 2 * plan.width * (queries + keys) +
                           3 * plan.width * plan.layer(0).swiglu()->width;
-  if (a.bias) of_layer += queries + 2 * keys + plan.width;
+  of_layer += (a.bias.q ? queries : 0) + (a.bias.k ? keys : 0) + (a.bias.v ? keys : 0) +
+              (a.bias.o ? plan.width : 0);
   EXPECT_EQ(models::parameter_count(c), (plan.tied ? 1 : 2) * plan.vocabulary * plan.width +
                                             plan.width + plan.layer_count() * of_layer);
 }

@@ -1,6 +1,8 @@
 #include "mlxtape/nn/linear.h"
 
+#include <bit>
 #include <cmath>
+#include <numbers>
 
 #include "block.h"
 #include "mlxtape/ops/dropout.h"
@@ -50,7 +52,67 @@ Block with_adapter(std::int64_t rows, std::int64_t in, std::int64_t out, std::in
   return block;
 }
 
+// A gated network; biases: of gate, up and down, by bits.
+Block network(nn::GateActivation activation, unsigned biases) {
+  constexpr std::int64_t kRows = 3, kIn = 5, kInner = 4;
+  const double by_in = 1 / std::sqrt(static_cast<double>(kIn));
+  Block block{"swiglu_network",
+              {{"x", {kRows, 1, kIn}, 2},
+               {"gate", {kInner, kIn}, by_in},
+               {"up", {kInner, kIn}, by_in},
+               {"down", {kIn, kInner}, by_in}},
+              {{kRows, 1, kIn}},
+              {},
+              {}};
+  const auto place_of = [=](unsigned bias) {
+    return static_cast<std::size_t>(4 + std::popcount(biases & (bias - 1)));
+  };
+  for (const unsigned bias : {1U, 2U, 4U}) {
+    if ((biases & bias) != 0) block.inputs.push_back({"bias", {bias == 4 ? kIn : kInner}});
+  }
+  block.in_double = [=](const Arrays& v, const Blur& blur) {
+    const auto linear = [&](const Values& x, std::size_t w, unsigned bias, std::int64_t in,
+                            std::int64_t out) {
+      Values y = product(x, v[w], kRows, in, out, blur);
+      for (std::size_t i = 0; (biases & bias) != 0 && i < y.size(); ++i) {
+        y[i] = blur(y[i] + v[place_of(bias)][i % static_cast<std::size_t>(out)]);
+      }
+      return y;
+    };
+    const auto open = [&](double z) {
+      const double cube = std::sqrt(2 / std::numbers::pi) * (z + 0.044715 * z * z * z);
+      switch (activation) {
+        case nn::GateActivation::kGelu: return z / 2 * std::erfc(-z / std::numbers::sqrt2);
+        case nn::GateActivation::kGeluTanh: return z / 2 * (1 + std::tanh(cube));
+        case nn::GateActivation::kSilu: break;
+      }
+      return z * sigma(z);
+    };
+    Values h = linear(v[0], 1, 1, kIn, kInner);
+    const Values up = linear(v[0], 2, 2, kIn, kInner);
+    for (std::size_t i = 0; i < h.size(); ++i) h[i] = blur(blur(open(h[i])) * up[i]);
+    return Arrays{linear(h, 3, 4, kInner, kIn)};
+  };
+  block.on_tape = [=](Tape& tape, const std::vector<Tensor>& t) {
+    nn::SwigluWeights w{t[1], t[2], t[3]};
+    if ((biases & 1) != 0) w.gate_bias = t[place_of(1)];
+    if ((biases & 2) != 0) w.up_bias = t[place_of(2)];
+    if ((biases & 4) != 0) w.down_bias = t[place_of(4)];
+    return std::vector<Tensor>{nn::swiglu_network(tape, t[0], w, activation)};
+  };
+  return block;
+}
+
 class Linear : public Blocks {};
+
+TEST_P(Linear, GatedNetworksGradients) {
+  using enum nn::GateActivation;
+  for (const auto activation : {kSilu, kGelu, kGeluTanh}) {
+    for (const unsigned biases : {0U, 7U, 1U, 2U, 4U}) {
+      check_every_number(network(activation, biases));
+    }
+  }
+}
 
 TEST_P(Linear, AdaptersGradients) {
   check_every_number(with_adapter(3, 5, 4, 2));
@@ -140,6 +202,8 @@ TEST(SwigluNetworkCheck, SaysWhatIsWrong) {
       {"scalar", nn::swiglu_network_check(Tensor::meta({}), {gate, gate, down}), Errc::kShape, "x"},
       {"gate", nn::swiglu_network_check(x, {down, gate, down}), Errc::kShape,
        "gate must be [any, 8]"},
+      {"bias", nn::swiglu_network_check(x, {gate, gate, down, Tensor::meta({1})}), Errc::kShape,
+       "gate_bias must be"},
       {"up", nn::swiglu_network_check(x, {gate, {}, down}), Errc::kArgument, "up must be given"},
       {"down", nn::swiglu_network_check(x, {gate, gate, gate}), Errc::kShape,
        "down must be [8, 5]"},

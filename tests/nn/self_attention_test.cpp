@@ -1,5 +1,6 @@
 #include "mlxtape/nn/self_attention.h"
 
+#include <bit>
 #include <cmath>
 
 #include "block.h"
@@ -7,16 +8,27 @@
 namespace mlxtape::test {
 namespace {
 
+enum Biased : std::uint8_t { kNone = 0, kOfQ = 1, kOfK = 2, kOfV = 4, kOfO = 8, kAll = 15 };
 struct Case {
   std::int64_t batch, tokens, width, heads, key_heads, dim, turned;
-  bool gated = true, biased = false, normed = true;  // biases only with norms
+  bool gated = true;
+  unsigned biases = kNone;  // of which projections
+  bool normed = true;
   std::int64_t window = 0;
   double scale = 0;
+  bool sinks = false;
 };
-enum { kX, kQ, kK, kV, kO, kQNorm, kKNorm, kQBias, kKBias, kVBias, kOBias };
+enum { kX, kQ, kK, kV, kO, kQNorm, kKNorm };
 constexpr double kBase = 50, kEps = 1e-3;
 
 std::size_t place(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+// Where a bias is among the inputs, those that are not there having no place; behind all of them the sinks.
+std::size_t place_of(const Case& c, unsigned bias) {
+  const int before = std::popcount(c.biases & (bias - 1));
+  return place((c.normed ? kKNorm : kO) + 1 + before);
+}
+std::size_t place_of_sinks(const Case& c) { return place_of(c, kAll + 1); }
 
 // heads of each token, channels j and j + turned/2 turned by t·base^(−2j/turned).
 void turn(Values& x, const Case& c, std::int64_t heads, const Blur& blur) {
@@ -36,15 +48,15 @@ void turn(Values& x, const Case& c, std::int64_t heads, const Blur& blur) {
 
 Arrays attention_in_double(const Case& c, const Arrays& in, const Blur& blur) {
   const std::int64_t rows = c.batch * c.tokens, group = c.heads / c.key_heads;
-  const auto linear = [&](const Values& x, int weight, int bias, std::int64_t width) {
+  const auto linear = [&](const Values& x, int weight, unsigned bias, std::int64_t width) {
     const auto out = static_cast<std::int64_t>(in[place(weight)].size()) / width;
     Values y = product(x, in[place(weight)], rows, width, out, blur);
-    for (std::size_t i = 0; c.biased && i < y.size(); ++i) {
-      y[i] = blur(y[i] + in[place(bias)][i % place(out)]);
+    for (std::size_t i = 0; (c.biases & bias) != 0 && i < y.size(); ++i) {
+      y[i] = blur(y[i] + in[place_of(c, bias)][i % place(out)]);
     }
     return y;
   };
-  const Values both = linear(in[kX], kQ, kQBias, c.width);
+  const Values both = linear(in[kX], kQ, kOfQ, c.width);
   Values q = both;
   if (c.gated) {
     q.clear();
@@ -52,14 +64,14 @@ Arrays attention_in_double(const Case& c, const Arrays& in, const Blur& blur) {
       q.insert(q.end(), both.begin() + h * 2 * c.dim, both.begin() + (h * 2 + 1) * c.dim);
     }
   }
-  Values k = linear(in[kX], kK, kKBias, c.width);
+  Values k = linear(in[kX], kK, kOfK, c.width);
   if (c.normed) {
     q = normed(q, in[kQNorm], kEps, blur);
     k = normed(k, in[kKNorm], kEps, blur);
   }
   turn(q, c, c.heads, blur);
   turn(k, c, c.key_heads, blur);
-  const Values v = linear(in[kX], kV, kVBias, c.width);
+  const Values v = linear(in[kX], kV, kOfV, c.width);
 
   Values seen;
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -67,7 +79,7 @@ Arrays attention_in_double(const Case& c, const Arrays& in, const Blur& blur) {
     const std::int64_t first =
         c.window == 0 ? of_sequence : std::max(of_sequence, row - c.window + 1);
     for (std::int64_t h = 0; h < c.heads; ++h) {
-      double all = 0;
+      double all = c.sinks ? blur(std::exp(in[place_of_sinks(c)][place(h)])) : 0;
       Values mean(place(c.dim));
       for (std::int64_t key = first; key <= row; ++key) {
         double score = 0;
@@ -89,7 +101,7 @@ Arrays attention_in_double(const Case& c, const Arrays& in, const Blur& blur) {
       }
     }
   }
-  return {linear(seen, kO, kOBias, c.heads * c.dim)};
+  return {linear(seen, kO, kOfO, c.heads * c.dim)};
 }
 
 nn::SelfAttentionWeights weights_of(const Case& c, const std::vector<Tensor>& in) {
@@ -98,12 +110,14 @@ nn::SelfAttentionWeights weights_of(const Case& c, const std::vector<Tensor>& in
     w.q_norm = in[kQNorm];
     w.k_norm = in[kKNorm];
   }
-  if (c.biased) {
-    w.q_bias = in[kQBias];
-    w.k_bias = in[kKBias];
-    w.v_bias = in[kVBias];
-    w.o_bias = in[kOBias];
-  }
+  const auto bias = [&](unsigned of) {
+    return (c.biases & of) != 0 ? in[place_of(c, of)] : Tensor();
+  };
+  w.q_bias = bias(kOfQ);
+  w.k_bias = bias(kOfK);
+  w.v_bias = bias(kOfV);
+  w.o_bias = bias(kOfO);
+  if (c.sinks) w.sinks = in[place_of_sinks(c)];
   return w;
 }
 
@@ -132,12 +146,14 @@ Block block_of(const Case& c) {
     block.inputs.insert(block.inputs.end(),
                         {{"q_norm", {c.dim}, 0.5, 1}, {"k_norm", {c.dim}, 0.5, 1}});
   }
-  if (c.biased) {
-    block.inputs.insert(block.inputs.end(), {{"q_bias", {asked}, 0.5},
-                                             {"k_bias", {keys}, 0.5},
-                                             {"v_bias", {keys}, 0.5},
-                                             {"o_bias", {c.width}, 0.5}});
-  }
+  const auto bias = [&](unsigned of, const char* name, std::int64_t size) {
+    if ((c.biases & of) != 0) block.inputs.push_back({name, {size}, 0.5});
+  };
+  bias(kOfQ, "q_bias", asked);
+  bias(kOfK, "k_bias", keys);
+  bias(kOfV, "v_bias", keys);
+  bias(kOfO, "o_bias", c.width);
+  if (c.sinks) block.inputs.push_back({"sinks", {c.heads}, 1});
   return block;
 }
 
@@ -159,9 +175,12 @@ TEST_P(SelfAttention, EveryNumbersGradient) {
   check_every_number(block_of({1, 3, 5, 3, 1, 4, 4}));
   check_every_number(block_of({1, 3, 4, 2, 2, 4, 0}));  // without positions
   check_every_number(block_of({1, 4, 5, 2, 1, 4, 4, false}));
-  check_every_number(block_of({1, 3, 5, 2, 1, 4, 2, true, true}));
-  check_every_number(block_of({1, 4, 5, 2, 1, 4, 4, false, false, false}));        // without norms
-  check_every_number(block_of({2, 5, 5, 2, 1, 4, 4, true, false, true, 2, 0.3}));  // of a window
+  check_every_number(block_of({1, 3, 5, 2, 1, 4, 2, true, kAll}));
+  check_every_number(block_of({1, 3, 5, 2, 1, 4, 4, false, kOfQ | kOfK | kOfV, false}));
+  check_every_number(block_of({1, 3, 5, 2, 1, 4, 4, false, kOfO}));
+  check_every_number(block_of({1, 4, 5, 2, 1, 4, 4, false, kOfV, true, 2, 0, true}));  // sinks
+  check_every_number(block_of({1, 4, 5, 2, 1, 4, 4, false, kNone, false}));        // without norms
+  check_every_number(block_of({2, 5, 5, 2, 1, 4, 4, true, kNone, true, 2, 0.3}));  // of a window
 }
 
 TEST_P(SelfAttention, WideHeads) {
@@ -226,12 +245,12 @@ void SelfAttention::in_pieces(const Case& c, bool ring) {
 
 // Tokens that come in pieces, through a cache, are as good as all at once.
 TEST_P(SelfAttention, TokensInPieces) {
-  for (const Case& c : {Case{2, 13, 16, 4, 2, 8, 4, true, true},
-                        Case{2, 13, 16, 4, 2, 8, 4, false, false, false, 3, 0.5}}) {
+  for (const Case& c : {Case{2, 13, 16, 4, 2, 8, 4, true, kAll},
+                        Case{2, 13, 16, 4, 2, 8, 4, false, kNone, false, 3, 0.5}}) {
     in_pieces(c, false);
   }
   for (const std::int64_t window : {1, 2, 3, 5, 8, 12, 13}) {  // rings, around once and more
-    const Case c{2, 13, 16, 4, 2, 8, 4, true, true, true, window};
+    const Case c{2, 13, 16, 4, 2, 8, 4, true, kOfK, true, window, 0, window % 2 == 0};
     in_pieces(c, false);
     in_pieces(c, true);
   }
@@ -267,8 +286,8 @@ TEST(SelfAttentionCheck, SaysWhatIsWrong) {
        Errc::kArgument, "window must be at least 0, got -1"},
       {"type", with([](auto& w) { w.o = Tensor::meta({8, 16}, DType::kBF16); }), Errc::kDType,
        "o must be f32"},
-      {"biases", with([](auto& w) { w.v_bias = Tensor::meta({8}); }), Errc::kArgument,
-       "v_bias must not be given without q_bias"},
+      {"sinks", with([](auto& w) { w.sinks = Tensor::meta({3}); }), Errc::kShape,
+       "sinks must be [4]"},
       {"bias", with([](auto& w) { w.q_bias = Tensor::meta({31}); }), Errc::kShape,
        "q_bias must be [32]"},
   });

@@ -42,6 +42,9 @@ struct Architecture {
   std::string nested;  // the object that may contain the keys: "text_config"; empty: none
   void (*read)(const Fields& fields, ModelPlan& plan);
   ForeignNames foreign = {};
+  // Paths of parts within their layer, or within the model, that MLX's form of this architecture names otherwise than most:
+  // the usual one and its own, {"self_attn.o_proj", "self_attn.out_proj"}.
+  std::vector<std::pair<std::string, std::string>> own_names = {};
 };
 
 // The architectures in architectures.list.

@@ -25,8 +25,9 @@ struct Quantization {
 
 struct Config {
   std::string model_type;
-  std::string prefix;    // of every tensor's name
-  ForeignNames foreign;  // of files that are not in MLX format
+  std::string prefix;                                          // of every tensor's name
+  std::vector<std::pair<std::string, std::string>> own_names;  // Architecture's
+  ForeignNames foreign;  // of files that are not in MLX's form
   ModelPlan plan;
   Quantization quantization;
   formats::Json json;  // as read

@@ -7,9 +7,8 @@
 //   tape.backward(l);
 //   tape.grad(watched.weights.norm);
 //
-// Formula    h = embedding[tokens];  for each layer: h ← h + mixer(rms_norm(h)), h ← h + network(rms_norm(h));
-//            logits = rms_norm(h)·headᵀ. mixer: self_attention or delta_net; network: swiglu_network or moe.
-// Types      one float type for activations and weights; norms, A_log and dt_bias may be f32 in a 16-bit model
+// Formula    that of mlxtape/models/plan.h. mixer: self_attention or delta_net; network: swiglu_network or moe.
+// Types      one float type for activations and weights; norms, A_log and dt_bias may be f32 beside 16 bits
 #pragma once
 
 #include <functional>
@@ -25,7 +24,8 @@ namespace mlxtape::models {
 
 // One mixer and one network are defined, as the layer's plan says.
 struct LayerWeights {
-  Tensor input_norm, post_norm;
+  Tensor mixer_norm, network_norm;            // before
+  Tensor mixer_post_norm, network_post_norm;  // after
   nn::SelfAttentionWeights attention;
   nn::DeltaNetWeights delta;
   nn::SwigluWeights mlp;
@@ -61,6 +61,7 @@ enum class Role : std::uint8_t {
   kNorm,
   kGatedNorm,  // on a delta net's result
   kBias,
+  kSinks,
   kConv,
   kDecay,     // A_log
   kStepBias,  // dt_bias
@@ -134,8 +135,8 @@ struct HiddenOptions {
   // computed from others need not all be in memory at once.
   std::function<LayerWeights(Tape& tape, std::int64_t layer)> weights = {};
 };
-// tokens: [B, L] i32 → the head's input, [B, L, width]. They are on the device and not checked: one outside the vocabulary
-// is embedded as zeros, a negative one counts from the end.
+// tokens: [B, L] i32 → what the head takes, [B, L, width], logit_scale in it. They are on the device and not looked at: one outside the
+// vocabulary embeds as zeros, a negative one counts from the end.
 Tensor hidden(Tape& tape, const Model& model, const Tensor& tokens,
               const HiddenOptions& options = {});
 // […, width] → […, vocabulary].

@@ -1,10 +1,11 @@
 // linear: rows times a weight in the layout of model files, plain or quantised, with or without a LoRA adapter.
 //
 // Formula    y = x·wᵀ + bias;  with an adapter: y + scale·((dropout(x)·a)·b)
-//            swiglu_network: y = (silu(x·gateᵀ)∘(x·upᵀ))·downᵀ;  embed: y[j…] = w[ids[j…]]
-// Layout     x: […, In], w: [Out, In], bias: [Out], y: […, Out]; gate, up: [I, H], down: [H, I]. Quantised:
-//            see mlxtape/ops/quantize.h. a: [In, r], b: [r, Out]; for experts, with w [E, Out, In]: [E, r, In], [E, Out, r].
-// Types      as for matmul, or quantized_matmul; a and b: x's type or f32, used in x's type
+//            swiglu_network: y = (f(x·gateᵀ + gate_bias)∘(x·upᵀ + up_bias))·downᵀ + down_bias, f being silu, gelu or
+//            gelu_tanh, each bias if given;  embed: y[j…] = w[ids[j…]]
+// Layout     x: […, In], w: [Out, In], bias: [Out], y: […, Out]; gate, up: [I, H], down: [H, I]. Packed: see
+//            mlxtape/ops/quantize.h. a: [In, r], b: [r, Out]; of experts, whose w is [E, Out, In]: [E, r, In], [E, Out, r].
+// Types      as matmul takes them, or quantized_matmul; a and b: x's type or f32, used in x's type
 #pragma once
 
 #include <utility>
@@ -55,8 +56,11 @@ Tensor embed(Tape& tape, const Weight& w, const Tensor& ids);
 // Of one network, or with a leading axis of experts.
 struct SwigluWeights {
   Weight gate, up, down;
+  Tensor gate_bias = {}, up_bias = {}, down_bias = {};  // each may be there; of one network alone
 };
+enum class GateActivation : std::uint8_t { kSilu, kGelu, kGeluTanh };
 Check swiglu_network_check(const Tensor& x, const SwigluWeights& w);
-Tensor swiglu_network(Tape& tape, const Tensor& x, const SwigluWeights& w);
+Tensor swiglu_network(Tape& tape, const Tensor& x, const SwigluWeights& w,
+                      GateActivation activation = GateActivation::kSilu);
 
 }  // namespace mlxtape::nn

@@ -4,8 +4,8 @@
 // Formula    [q | gate] = x·qᵀ, head by head, or q = x·qᵀ;  k = x·kᵀ;  v = x·vᵀ; each with its bias, if given
 //            q, k ← rope(rms_norm(q, q_norm)), rope(rms_norm(k, k_norm)), the first rope.dims channels rotated; without norms
 //            rope(q), rope(k)
-//            y = (attention(q, k, v)∘σ(gate))·oᵀ, causal, over the last window tokens if there is a window
-// Layout     x, y: [B, L, H]; q: [heads·2·D, H], for each head D rows of queries, then D of the gate; not gated:
+//            y = (attention(q, k, v)∘σ(gate))·oᵀ, causal, of the last window tokens where there is one, with sinks if given
+// Layout     x, y: [B, L, H]; q: [heads·2·D, H], of each head D rows of queries, then D of the gate; not gated:
 //            [heads·D, H]; k, v: [key_heads·D, H]; o: [H, heads·D]; q_norm, k_norm: [D]; biases: as many as rows
 // Types      x and the projections: one of f32, f16, bf16; q_norm, k_norm: as for rms_norm
 // Limits     rope.dims even, from 0 to D. No packed sequences. With a cache there is no gradient.
@@ -19,14 +19,18 @@ namespace mlxtape::nn {
 struct SelfAttentionWeights {
   Weight q, k, v, o;
   Tensor q_norm, k_norm;                                      // both or none
-  Tensor q_bias = {}, k_bias = {}, v_bias = {}, o_bias = {};  // all or none
+  Tensor q_bias = {}, k_bias = {}, v_bias = {}, o_bias = {};  // each may be there
+  Tensor sinks =
+      {};  // [heads], counted by each head's softmax beside the scores; of x's type or f32
 };
 
 struct Rope {
   std::int64_t dims = 0;  // 0: nothing is rotated
   double base = 10000, scale = 1;
-  Tensor periods = {};  // [dims/2], replace base and scale, as for ops::rope
-  Tensor gain = {};     // [D], of x's type: factors of the channels before they are rotated
+  bool traditional = false;
+  Tensor periods = {};  // [dims/2] instead of base and scale, as ops::rope takes them
+  Tensor gain =
+      {};  // [D], of x's type: what the channels are multiplied by before they are rotated
 };
 
 struct SelfAttentionShape {

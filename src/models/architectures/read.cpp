@@ -81,7 +81,8 @@ AttentionPlan read_sizes(const Fields& f, ModelPlan& plan, const UsualSizes& usu
   attention.head_dim = limited(f, "head_dim", share, 256);
   expect_multiple(f, "num_attention_heads", attention.heads, "num_key_value_heads",
                   attention.key_heads);
-  attention.bias = f.truth("attention_bias", false);
+  const bool bias = f.truth("attention_bias", false);
+  attention.bias = {bias, bias, bias, bias};
   return attention;
 }
 
