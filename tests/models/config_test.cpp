@@ -89,6 +89,97 @@ TEST(ModelConfig, Qwen3AndRopes) {
   EXPECT_EQ(Config::parse(json, "config.json").plan.ropes[0].base, 9000);
 }
 
+TEST(ModelConfig, Llama) {
+  Json json = flat("llama");
+  for (const char* key :
+       {"head_dim", "num_key_value_heads", "tie_word_embeddings", "rope_theta", "attention_bias"}) {
+    json.erase(key);
+  }
+  json.set("sliding_window", 7);  // which alone does nothing
+  Config c = Config::parse(json, "config.json");
+  const models::AttentionPlan* mixer = c.plan.layer(0).attention();
+  EXPECT_TRUE(c.plan.tied);
+  EXPECT_EQ(mixer->key_heads, 4);
+  EXPECT_EQ(mixer->head_dim, 16);
+  EXPECT_EQ(mixer->window, 0);
+  EXPECT_FALSE(mixer->qk_norm || mixer->gated || mixer->bias.q || mixer->bias.o);
+  EXPECT_FALSE(c.plan.layer(0).swiglu()->bias.gate);
+  EXPECT_EQ(c.plan.ropes[0].base, 10000);
+  EXPECT_EQ(c.plan.ropes[0].dims, 16);
+  EXPECT_FALSE(c.plan.ropes[0].traditional);
+
+  json.set("attention_bias", true);
+  json.set("mlp_bias", true);
+  json.set("rope_traditional", true);
+  json.set("rope_parameters", Json::parse(R"({"rope_type": "llama3", "rope_theta": 500000,
+      "factor": 8, "original_max_position_embeddings": 64})",
+                                          "rope"));
+  const auto types = [&](const std::string& last) {
+    Json::Array words(7, Json("sliding_attention"));
+    words.emplace_back(last);
+    json.set("layer_types", words);
+  };
+  types("full_attention");
+  c = Config::parse(json, "config.json");
+  mixer = c.plan.layer(0).attention();
+  EXPECT_TRUE(mixer->bias.q && mixer->bias.k && mixer->bias.v && mixer->bias.o);
+  const models::NetworkBiases& bias = c.plan.layer(0).swiglu()->bias;
+  EXPECT_TRUE(bias.gate && bias.up && bias.down);
+  EXPECT_EQ(mixer->window, 7);
+  EXPECT_EQ(c.plan.layer(7).attention()->window, 0);
+  EXPECT_EQ(c.plan.ropes[0].kind, models::RopeConfig::Kind::kLlama3);
+  EXPECT_EQ(c.plan.ropes[0].base, 500000);
+  EXPECT_TRUE(c.plan.ropes[0].traditional);
+
+  types("chunked_attention");
+  expect_error(Errc::kIo, R"("layer_types" must be "full_attention" or)",
+               [&] { Config::parse(json, "c"); });
+  json.set("layer_types", Json::Array{});
+  expect_error(Errc::kIo, "a word for each layer", [&] { Config::parse(json, "c"); });
+  types("full_attention");
+  json.erase("sliding_window");
+  expect_error(Errc::kIo, "\"sliding_window\" is missing", [&] { Config::parse(json, "c"); });
+}
+
+TEST(ModelConfig, SmolLm3) {
+  Json json = flat("smollm3");
+  Config c = Config::parse(json, "config.json");
+  const auto dims = [&](std::int64_t layer) {
+    return c.plan.ropes[c.plan.layer(layer).attention()->rope].dims;
+  };
+  for (std::int64_t l = 0; l < 8; ++l) EXPECT_EQ(dims(l), l % 4 == 3 ? 0 : 16) << l;
+  json.set("no_rope_layers", Json::parse("[0, 1, 1, 1, 1, 1, 1, 1]", "layers"));
+  c = Config::parse(json, "config.json");
+  for (std::int64_t l = 0; l < 8; ++l) EXPECT_EQ(dims(l), l == 0 ? 0 : 16) << l;
+  json.set("no_rope_layers", Json::parse("[0, 1]", "layers"));
+  expect_error(Errc::kIo, "a number for each layer", [&] { Config::parse(json, "c"); });
+  json.set("no_rope_layers", Json::parse("[0, 1, 1, 1, 1, 1, 1, true]", "layers"));
+  expect_error(Errc::kIo, "0 or 1 for each layer", [&] { Config::parse(json, "c"); });
+}
+
+TEST(ModelConfig, Qwen2AndQwen3Moe) {
+  Json json = flat("qwen2");
+  json.erase("rope_theta");
+  json.erase("tie_word_embeddings");
+  json.erase("max_position_embeddings");
+  const Config dense = Config::parse(json, "config.json");
+  const models::AttentionPlan& mixer = *dense.plan.layer(0).attention();
+  EXPECT_TRUE(dense.plan.tied && mixer.bias.q && mixer.bias.k && mixer.bias.v);
+  EXPECT_FALSE(mixer.bias.o || mixer.qk_norm);
+  EXPECT_EQ(dense.plan.ropes[0].base, 1000000);
+  EXPECT_EQ(dense.plan.max_positions, 32768);
+
+  json = flat("qwen3_moe");
+  json.erase("shared_expert_intermediate_size");
+  const Config c = Config::parse(json, "config.json");
+  EXPECT_TRUE(c.plan.layer(0).attention()->qk_norm);
+  EXPECT_EQ(c.plan.moe()->shared_width, 0);
+  const bool experts[] = {false, true, false, false, false, true, false, true};
+  for (std::int64_t l = 0; l < 8; ++l) {
+    EXPECT_EQ(c.plan.layer(l).moe() != nullptr, experts[l]) << l;
+  }
+}
+
 TEST(ModelConfig, Packing) {
   Json json = flat("qwen3_next");
   EXPECT_EQ(Config::parse(json, "c").quantization.usual.bits, 0);
@@ -111,7 +202,7 @@ TEST(ModelConfig, SaysWhatIsWrong) {
   const auto put = [&](const char* key, const char* value, const std::string& says) {
     refused(says, [&](Json& json) { json.set(key, Json::parse(value, "value")); });
   };
-  put("model_type", R"("llama")", R"(dir/config.json: models of type "llama")");
+  put("model_type", R"("gpt_oss")", R"(dir/config.json: models of type "gpt_oss")");
   put("hidden_size", "0", R"("hidden_size" must be a whole number from 1 to 2^31 - 1, got 0)");
   put("hidden_size", "64.5", "got 64.5");
   put("hidden_size", R"("64")", R"(got "64")");

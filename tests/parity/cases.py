@@ -91,6 +91,30 @@ def qwen3(**other):
     return {**COMMON, **kind, **other}
 
 
+def llama(**other):
+    kind = {"model_type": "llama", "rope_theta": 10000.0, "tie_word_embeddings": True}
+    return {**COMMON, **kind, **other}
+
+
+def qwen2(**other):
+    kind = {"model_type": "qwen2", "rope_theta": 10000.0, "tie_word_embeddings": True}
+    config = {**COMMON, **kind, **other}
+    del config["head_dim"]  # which it is not asked for: the width over the number of heads
+    return config
+
+
+def qwen3_moe(**other):
+    kind = {"model_type": "qwen3_moe", "mlp_only_layers": [], "norm_topk_prob": True, "rope_theta": 10000.0}
+    config = {**COMMON, **EXPERTS, **kind, "tie_word_embeddings": False, **other}
+    del config["shared_expert_intermediate_size"]
+    return config
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}
+# Two layers, the first with a window that every prompt of the suite is longer than.
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
+BIASES = {"attention_bias": True, "mlp_bias": True}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 # The router of a mixture in 8 bits, one projection as it was.
 OVERRIDES = {
@@ -134,6 +158,29 @@ def full(seeds):
         Case("hf_qwen3_5_moe", "Hugging Face names, experts in one tensor", qwen3_5_moe(), hf=True),
     ]
     cases += [
+        Case("llama", "tied head", llama(), length=77),
+        Case("llama_biases", "biases of every projection, untied head", llama(tie_word_embeddings=False, **BIASES)),
+        Case("llama_llama3", "positions scaled as Llama 3's", llama(rope_scaling=LLAMA3), length=77),
+        Case("llama_linear", "positions scaled linearly",
+             llama(rope_scaling={"rope_type": "linear", "factor": 2.0})),
+        Case("llama_yarn", "positions scaled by yarn", llama(rope_scaling=YARN), length=77),
+        Case("llama_traditional", "neighbouring channels rotated", llama(rope_traditional=True)),
+        Case("llama_windows", "windows in half of the layers",
+             llama(**{**WINDOWS, "layer_types": WINDOWS["layer_types"] * 2}), length=77),
+        Case("llama_q4", "4 bits, beside biases", llama(**BIASES), bits=4),
+        Case("llama_bf16", "in bf16", llama(**{**TWO_LAYERS, **BIASES}), **SHORT),
+        Case("smollm3", "a layer without positions", {**llama(), "model_type": "smollm3"}),
+        Case("qwen2", "biases of queries, keys and values", qwen2()),
+        Case("qwen2_untied", "untied head", qwen2(tie_word_embeddings=False)),
+        Case("qwen2_q4", "4 bits, beside biases", qwen2(), bits=4),
+        Case("qwen3_moe", "mixture without a shared expert", qwen3_moe(), length=77),
+        Case("qwen3_moe_sparse", "mixture in some layers only, scores not normalised",
+             qwen3_moe(mlp_only_layers=[1], decoder_sparse_step=2, norm_topk_prob=False)),
+        Case("qwen3_moe_q4", "4 bits", qwen3_moe(), bits=4),
+        Case("hf_qwen3_moe", "Hugging Face names, one tensor per expert", qwen3_moe(), hf=True),
+        Case("lora_llama", "adapters beside biases", llama(**BIASES), lora=EVERY),
+        Case("lora_qwen2_q4", "adapters beside biases and 4 bits", qwen2(), bits=4, lora=EVERY),
+        Case("lora_qwen3_moe", "adapters, mixture without a shared expert", qwen3_moe(), lora=EVERY),
         Case("lora_qwen3", "adapters, plain attention", qwen3(), lora=EVERY),
         Case("lora_qwen3_q4", "adapters beside 4 bits", qwen3(), bits=4, lora=EVERY),
         Case("lora_qwen3_head", "adapters of the head and of some modules of the last layers",
@@ -162,7 +209,7 @@ def full(seeds):
 
 
 def golden():
-    """All directories together stay below 850 KB, hence the two layers, of both kinds."""
+    """All directories together stay below 1200 KB, hence the two layers, of both kinds."""
     small = {**TWO_LAYERS, "hidden_size": 32, "intermediate_size": 16, "head_dim": 8, "vocab_size": 64}
     linear = {"linear_key_head_dim": 4, "linear_value_head_dim": 6}
     experts = {"moe_intermediate_size": 4, "shared_expert_intermediate_size": 8}
@@ -191,6 +238,12 @@ def golden():
              batch=1, **SHORT),
         Case("qwen3_next_q4", "mixture, 4 bits, some modules otherwise",
              qwen3_next(**{**dense, **packed}), bits=4, overrides=OVERRIDES, **one),
+        Case("llama_windows", "a window in one layer, biases, untied head, positions as Llama 3's",
+             llama(rope_scaling=LLAMA3, tie_word_embeddings=False, **{**small, **WINDOWS, **BIASES}), **one),
+        Case("qwen2_q4", "biases of queries, keys and values, tied head, 4 bits",
+             qwen2(**{**small, "intermediate_size": 32}), bits=4, **one),
+        Case("hf_qwen3_moe", "Hugging Face names, one tensor per expert, none shared",
+             qwen3_moe(**{**small, "moe_intermediate_size": 4}), hf=True, **one),
         Case("lora_qwen3_next_q4", "adapters beside 4 bits, mixture", qwen3_next(**{**dense, **packed}), bits=4,
              overrides=OVERRIDES, lora={**EVERY, "rank": 2}, **one),
     ]

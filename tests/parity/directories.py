@@ -12,6 +12,8 @@ from mlx_lm.utils import _get_classes, quantize_model, save_config, save_model
 
 # Norms that a Hugging Face model stores less 1.
 ZERO_CENTRED = re.compile(r"(input_layernorm|post_attention_layernorm|model\.norm|q_norm|k_norm)\.weight$")
+# Families whose norms and names Hugging Face has as MLX has them.
+NORMS_AS_THEY_ARE = ("qwen3_moe",)
 
 
 def random_weight(random, name, shape):
@@ -114,7 +116,7 @@ def hf_weights(config, weights):
     for name, value in weights.items():
         if "conv1d.weight" in name:
             value = value.moveaxis(1, 2)  # [C, K, 1] -> [C, 1, K]
-        if ZERO_CENTRED.search(name):
+        if ZERO_CENTRED.search(name) and config["model_type"] not in NORMS_AS_THEY_ARE:
             value = value - 1.0
         name = name.replace("language_model.model.", "model.language_model.")
         name = name.replace("language_model.lm_head.", "lm_head.")
@@ -122,13 +124,15 @@ def hf_weights(config, weights):
     for name in [n for n in result if ".switch_mlp.gate_proj." in n]:
         mlp = name.split(".switch_mlp.")[0]
         parts = {p: result.pop(f"{mlp}.switch_mlp.{p}_proj.weight") for p in ("gate", "up", "down")}
-        if config["model_type"] == "qwen3_next":
+        if config["model_type"] in ("qwen3_next", "qwen3_moe"):
             for p, value in parts.items():
                 for e, expert in enumerate(value):
                     result[f"{mlp}.experts.{e}.{p}_proj.weight"] = expert
         else:
             result[f"{mlp}.experts.gate_up_proj"] = mx.concatenate([parts["gate"], parts["up"]], axis=1)
             result[f"{mlp}.experts.down_proj"] = parts["down"]
+    if config["model_type"] in NORMS_AS_THEY_ARE:
+        return result
     # What a reader must leave out: the head that predicts several tokens, and the eyes.
     result["mtp.norm.weight"] = mx.ones(4)
     if config["model_type"] != "qwen3_next":
@@ -140,10 +144,11 @@ def write_hf(path, model, config):
     """In two files, with an index, as large models come."""
     config = copy.deepcopy(config)
     text = config.get("text_config", config)
-    interval = text["full_attention_interval"]
-    text["layer_types"] = [
-        "linear_attention" if (l + 1) % interval else "full_attention" for l in range(text["num_hidden_layers"])
-    ]
+    if "full_attention_interval" in text:
+        interval = text["full_attention_interval"]
+        text["layer_types"] = [
+            "linear_attention" if (l + 1) % interval else "full_attention" for l in range(text["num_hidden_layers"])
+        ]
     path.mkdir(parents=True, exist_ok=True)
     with open(path / "config.json", "w") as file:
         json.dump(config, file, indent=2)

@@ -19,6 +19,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.qwen3_moe import Qwen3MoeSparseMoeBlock
 from mlx_lm.models.qwen3_next import Qwen3NextSparseMoeBlock
 from mlx_lm.utils import load_adapters, load_model
 
@@ -156,7 +157,7 @@ def in_f32(model):
 def clear_choices(case, model, tokens):
     """All experts and tokens that were chosen; None if one of the choices was not clear."""
     routers = Routers()
-    with watched(Qwen3NextSparseMoeBlock, routers.note):
+    with watched(Qwen3NextSparseMoeBlock, routers.note), watched(Qwen3MoeSparseMoeBlock, routers.note):
         mx.eval(model(tokens))
         if routers.margin < CLEAR_CHOICE["router"][case.dtype]:
             return None

@@ -16,7 +16,7 @@ void read(const Fields& f, ModelPlan& plan) {
   plan.ropes = {read_rope(f, attention.head_dim, rope)};
   const auto has_attention = read_attention_layers(f);
   const DeltaPlan delta = read_delta(f, DeltaPlan::Rows::kByKind, {16, 64, 192, 128, 4});
-  const MoePlan moe = read_moe(f, false, true);
+  const MoePlan moe = read_moe(f, {.required = false, .renormalise = true});
   for (std::size_t l = 0; l < plan.layers.size(); ++l) {
     LayerPlan& layer = plan.layers[l];
     if (has_attention(l)) {

@@ -1,26 +1,9 @@
 // Qwen3-Next: delta nets, gated attention in every fourth layer, experts in all but the layers that are named.
-#include <algorithm>
-
 #include "read.h"
 
 namespace mlxtape::models {
 
 namespace {
-
-using formats::Json;
-
-// Layers without experts, whatever "decoder_sparse_step" says.
-std::vector<std::int64_t> dense_layers(const Fields& f) {
-  std::vector<std::int64_t> layers;
-  const Json* list = f.find("mlp_only_layers");
-  if (list == nullptr) return layers;
-  if (!list->is_array()) f.fail("mlp_only_layers", "an array", *list);
-  for (const Json& layer : list->array()) {
-    if (!layer.is_integer()) f.fail("mlp_only_layers", "numbers of layers", layer);
-    layers.push_back(layer.integer());
-  }
-  return layers;
-}
 
 void read(const Fields& f, ModelPlan& plan) {
   AttentionPlan attention = read_sizes(f, plan);
@@ -31,9 +14,8 @@ void read(const Fields& f, ModelPlan& plan) {
   plan.ropes = {read_rope(f, attention.head_dim, rope)};
   const auto has_attention = read_attention_layers(f);
   const DeltaPlan delta = read_delta(f, DeltaPlan::Rows::kByHead);
-  const MoePlan moe = read_moe(f, true, false);
-  const auto step = static_cast<std::size_t>(f.whole("decoder_sparse_step", 1));
-  const std::vector<std::int64_t> dense = dense_layers(f);
+  const MoePlan moe = read_moe(f, {});
+  const auto has_experts = read_expert_layers(f);
   for (std::size_t l = 0; l < plan.layers.size(); ++l) {
     LayerPlan& layer = plan.layers[l];
     if (has_attention(l)) {
@@ -41,9 +23,7 @@ void read(const Fields& f, ModelPlan& plan) {
     } else {
       layer.mixer = delta;
     }
-    const bool experts = moe.experts > 0 && (l + 1) % step == 0 &&
-                         std::count(dense.begin(), dense.end(), static_cast<std::int64_t>(l)) == 0;
-    if (experts) {
+    if (moe.experts > 0 && has_experts(l)) {
       layer.network = moe;
     } else {
       layer.network = SwigluPlan{f.whole("intermediate_size")};

@@ -106,14 +106,14 @@ std::function<bool(std::size_t)> read_attention_layers(const Fields& f) {
   };
 }
 
-MoePlan read_moe(const Fields& f, bool required, bool renormalise) {
+MoePlan read_moe(const Fields& f, const MoeKeys& keys) {
   MoePlan plan;
-  plan.renormalise = f.truth("norm_topk_prob", renormalise);
-  plan.experts = limited(f, "num_experts", required ? MaybeSize() : 0, 1024, 0);
+  plan.renormalise = f.truth("norm_topk_prob", keys.renormalise);
+  plan.experts = limited(f, "num_experts", keys.required ? MaybeSize() : 0, 1024, 0);
   if (plan.experts == 0) return plan;
   plan.chosen = f.whole("num_experts_per_tok");
   plan.width = f.whole("moe_intermediate_size");
-  plan.shared_width = f.whole("shared_expert_intermediate_size");
+  if (keys.shared) plan.shared_width = f.whole("shared_expert_intermediate_size");
   if (plan.chosen > plan.experts) {
     f.fail("\"num_experts_per_tok\" is " + std::to_string(plan.chosen) + ", but there are " +
            std::to_string(plan.experts) + " experts");
@@ -122,6 +122,22 @@ MoePlan read_moe(const Fields& f, bool required, bool renormalise) {
     f.fail("\"num_experts_per_tok\" above 64 is not supported, got " + std::to_string(plan.chosen));
   }
   return plan;
+}
+
+std::function<bool(std::size_t)> read_expert_layers(const Fields& f) {
+  const auto step = static_cast<std::size_t>(f.whole("decoder_sparse_step", 1));
+  std::vector<std::int64_t> dense;
+  if (const Json* list = f.find("mlp_only_layers")) {
+    if (!list->is_array()) f.fail("mlp_only_layers", "an array", *list);
+    for (const Json& layer : list->array()) {
+      if (!layer.is_integer()) f.fail("mlp_only_layers", "numbers of layers", layer);
+      dense.push_back(layer.integer());
+    }
+  }
+  return [step, dense](std::size_t layer) {
+    return (layer + 1) % step == 0 &&
+           std::count(dense.begin(), dense.end(), static_cast<std::int64_t>(layer)) == 0;
+  };
 }
 
 RopeConfig read_rope(const Fields& f, std::int64_t head_dim, const RopeKeys& keys) {

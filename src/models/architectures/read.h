@@ -24,8 +24,14 @@ DeltaPlan read_delta(const Fields& f, DeltaPlan::Rows rows, const UsualDelta& us
 // Is attention in this layer? In every nth, where "full_attention_interval" is n.
 std::function<bool(std::size_t layer)> read_attention_layers(const Fields& f);
 
-// Experts by "num_experts", 0 where that may be left out and is.
-MoePlan read_moe(const Fields& f, bool required, bool renormalise);
+struct MoeKeys {
+  bool required = true;      // "num_experts"; without it, and without any, the plan has 0
+  bool renormalise = false;  // where "norm_topk_prob" is left out
+  bool shared = true;  // one of "shared_expert_intermediate_size" that every token goes through
+};
+MoePlan read_moe(const Fields& f, const MoeKeys& keys);
+// Are experts in this layer? In every nth, where "decoder_sparse_step" is n, but in none of "mlp_only_layers".
+std::function<bool(std::size_t layer)> read_expert_layers(const Fields& f);
 
 struct RopeKeys {
   std::optional<double> base;  // where "rope_theta" may be left out
