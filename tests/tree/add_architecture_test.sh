@@ -2,7 +2,7 @@
 # add_architecture_test.sh <source dir> <scratch dir> <compiler> <build dir>
 #
 # Adds an architecture to a copy of the tree: one file and one line in architectures.list. The library must then train, run,
-# save, load, quantise and tune such models. Only the new file and the list are compiled; the rest is the library given.
+# save, load, quantise and tune such models, and generate with the engine. Only the new file and the list are compiled; the rest is the library given.
 set -eu
 source=$1
 work=$2

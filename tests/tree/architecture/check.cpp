@@ -1,11 +1,15 @@
-// What every architecture gets from its plan: random weights, gradients, a state, saving and loading, packing, LoRA.
+// What every architecture gets from its plan: random weights, gradients, a state, saving and loading, packing, LoRA, and the
+// jobs: training, training of adapters, generation by the engine.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <span>
 #include <vector>
 
-#include "mlxtape/jobs/generate.h"
+#include "mlxtape/jobs/engine.h"
+#include "mlxtape/jobs/lora.h"
+#include "mlxtape/jobs/train.h"
 #include "mlxtape/models/load.h"
 #include "mlxtape/models/lora.h"
 #include "mlxtape/models/quantize.h"
@@ -49,6 +53,80 @@ std::vector<float> in_pieces(CommandEncoder& encoder, const Model& model,
   prefill(encoder, model, state, 0, tokens.subspan(5, tokens.size() - 6));
   Stepper stepper(encoder, model, state);
   return numbers(encoder, stepper.step(tokens.last(1)));
+}
+
+// Tokens that count up in threes from anywhere.
+jobs::DataSet counting() {
+  jobs::DataSet data;
+  for (int s = 0; s < 16; ++s) {
+    jobs::Sample sample;
+    for (int i = 0; i < 17; ++i) sample.tokens.push_back((s * 5 + 3 * i) % 64);
+    data.train.push_back(sample);
+  }
+  return data;
+}
+
+jobs::TrainOptions short_run(double rate) {
+  jobs::TrainOptions options;
+  options.fit.iterations = 60;
+  options.fit.learning_rate = rate;
+  options.validation_batches = 0;
+  return options;
+}
+
+double loss_of(CommandEncoder& encoder, const Model& model) {
+  return jobs::mean_loss(encoder, model, jobs::every_batch(counting().train, {}));
+}
+
+// Greedy tokens by the engine: of two prompts side by side, the first of which joins later.
+std::vector<int> by_engine(CommandEncoder& encoder, const Model& model,
+                           const std::vector<int>& prompt, std::size_t count) {
+  jobs::EngineOptions options;
+  options.slots = 2;
+  options.prefill_chunk = 4;
+  jobs::Engine engine(encoder, model, options);
+  engine.admit({.prompt = {1, 2, 3}});
+  while (engine.is_reading()) engine.step();
+  engine.step();
+  const std::int64_t slot = engine.admit({.prompt = prompt});
+  std::vector<int> tokens;
+  while (tokens.size() < count) {
+    for (const jobs::Choice& choice : engine.step()) {
+      if (choice.slot == slot) tokens.push_back(choice.token);
+    }
+  }
+  tokens.resize(count);
+  return tokens;
+}
+std::vector<int> one_by_one(CommandEncoder& encoder, const Model& model, std::vector<int> tokens,
+                            std::size_t count) {
+  const std::size_t before = tokens.size();
+  while (tokens.size() < before + count) {
+    const std::vector<float> z = whole(encoder, model, tokens);
+    tokens.push_back(static_cast<int>(std::max_element(z.begin(), z.end()) - z.begin()));
+  }
+  return {tokens.begin() + static_cast<std::ptrdiff_t>(before), tokens.end()};
+}
+
+// The jobs: a model that learns, generates what it has learned, and takes adapters.
+void run_jobs(CommandEncoder& encoder, const Config& config) {
+  const Model model = random_model(config, encoder, DType::kF32, 2);
+  const double before = loss_of(encoder, model);
+  jobs::train(encoder, model, counting(), short_run(3e-3));
+  const double after = loss_of(encoder, model);
+  expect(after < before / 2, "training halves the loss");
+  const std::vector<int> prompt{3, 6, 9, 12, 15, 18};
+  expect(by_engine(encoder, model, prompt, 9) == one_by_one(encoder, model, prompt, 9),
+         "the engine chooses as the whole model does");
+
+  Model adapted = random_model(config, encoder, DType::kF32, 2);
+  jobs::LoraJobOptions options;
+  options.train = short_run(1e-2);
+  options.lora.rank = 4;
+  jobs::lora(encoder, adapted, counting(), options);
+  expect(loss_of(encoder, adapted) < 0.8 * before, "adapters learn");
+  remove_lora(adapted);
+  expect(std::abs(loss_of(encoder, adapted) - before) < 1e-6, "and leave their base as it is");
 }
 
 }  // namespace
@@ -96,6 +174,7 @@ int main(int, char** argv) {
   add_lora(*encoder, tuned, {.rank = 2}, 1);
   expect(lora_parameters(tuned).size() == 2 * (3 * 7 + 8), "every linear layer has an adapter");
   expect(whole(*encoder, tuned, tokens) == logits, "new adapters change nothing");
+  run_jobs(*encoder, config);
   if (failures == 0) std::puts("all holds");
   return failures == 0 ? 0 : 1;
 }
