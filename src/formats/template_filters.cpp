@@ -145,8 +145,11 @@ Value tojson(const List& p) {
   if (given(p[2])) {
     const List parts = p[2].iterate();
     if (parts.size() != 2) throw Fault("tojson: separators must be two texts");
-    style.comma = text_of(parts[0], "a separator");
-    style.colon = text_of(parts[1], "a separator");
+    const std::string &comma = text_of(parts[0], "a separator"),
+                      &colon = text_of(parts[1], "a separator");
+    spend(copied(comma.size() + colon.size()));
+    style.comma = comma;
+    style.colon = colon;
   }
   return to_json(p[4], style);
 }
@@ -303,12 +306,13 @@ Value select(const std::string& who, const Value& in, Args args) {
     args = without_first(args);
   }
   const bool has_test = !args.values.empty();
-  const std::string test = has_test ? text_of(args.values[0], "a test") : "";
+  const Value test = has_test ? args.values[0] : Value("");  // shared: its text can be long
+  const std::string& name = text_of(test, "a test");
   if (has_test) args = without_first(args);
   List out;
   for (const Value& v : in.iterate()) {
     const Value of = path.is_undefined() ? v : member(v, path);
-    if ((has_test ? apply_test(test, of, args) : of.truth()) == who.starts_with("select"))
+    if ((has_test ? apply_test(name, of, args) : of.truth()) == who.starts_with("select"))
       out.push_back(v);
   }
   return Value::list(std::move(out));

@@ -113,9 +113,9 @@ Value::Value(std::string s) {
 }
 
 Value Value::undefined(std::string name) {
-  spend(copied(name.size()));
+  spend(2 + copied(name.size()));
   Value v;
-  v.data_ = Undefined{std::move(name)};
+  v.data_ = Undefined{std::make_shared<const std::string>(std::move(name))};
   return v;
 }
 
@@ -144,6 +144,7 @@ Value Value::name_space(Dict members) {
 }
 
 Value Value::callable(Callable callable) {
+  spend(4);
   Value v;
   v.data_ = std::make_shared<const Callable>(std::move(callable));
   return v;
@@ -184,7 +185,7 @@ std::int64_t Value::integer() const {
   if (is_bool()) return std::get<bool>(data_) ? 1 : 0;
   if (is_int()) return std::get<std::int64_t>(data_);
   if (const auto* u = std::get_if<Undefined>(&data_))
-    throw Fault("'" + shown(u->name) + "' is undefined");
+    throw Fault("'" + (u->name ? shown(*u->name) : "") + "' is undefined");
   throw Fault(std::string("an integer is needed, got a value of type ") + type());
 }
 

@@ -25,8 +25,9 @@ std::size_t weight(const Dict& items);                            // steps that 
 const Value* find_in(const Dict& items, const std::string& key);  // null where there is none
 void set_in(Dict& items, const std::string& key, Value value);    // replaces or appends
 
+// What was asked for, for the error that says it is not there; shared, as every text is: null for an empty one.
 struct Undefined {
-  std::string name;  // what was asked for, for the error that says it is not there
+  std::shared_ptr<const std::string> name{};
 };
 // How deep and how large a value is, elements that are there twice counted twice.
 struct Extent {

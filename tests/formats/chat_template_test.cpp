@@ -303,9 +303,44 @@ TEST(ChatTemplate, EveryWalkIsPaidFor) {
            "{% set x = d.values()|list ~ '' %}",
            "{% set x = d|dictsort ~ '' %}",
            "{% set x = range(99999) %}",
+           "{% set x = {}[s] %}",
+           "{% set x = l|tojson(separators=(s, s)) %}",
+           "{% set x = []|tojson(separators=(s, s)) %}",
        }) {
     EXPECT_EQ(message(body), "t: line 1: the template takes too many steps") << body;
   }
+}
+
+// A value that is handed on is not copied: each of these would move terabytes.
+TEST(ChatTemplate, LongTextsAreShared) {
+  const std::string long_ones =
+      "{% set s = 'a' * 20000000 %}{% set u = {}[s] %}{% set l = [s, u] %}{% set d = {'k': u} %}"
+      "{% macro f(x) %}{% endmacro %}{% set n = namespace(k=1) %}"
+      "{% for i in range(50000) %}";
+  for (const char* body : {
+           "{% set v = u %}",
+           "{% set v = l %}",
+           "{% set v = [u, s, u] %}",
+           "{% set v = (u, 1)[0] %}",
+           "{% set v = d.k %}",
+           "{% set v = d['k'] or u %}",
+           "{% set v = l[1:] + l %}",
+           "{% set v = l|last %}",
+           "{% set v = u|default(u) %}",
+           "{% set v = f(u) %}",
+           "{% set v = f(x=s) %}",
+           "{% set v = dict(a=u) %}",
+           "{% set n.k = u %}",
+           "{% set v = s.upper %}",
+           "{% set v = []|select(s)|list %}",
+           "{% set v = []|map(s)|list %}",
+           "{% set v = u is defined and u == 1 %}",
+           "{% for w in l %}{% set v = w %}{% endfor %}",
+       }) {
+    EXPECT_EQ(message_of(long_ones + body + "{% endfor %}"), "no error") << body;
+  }
+  EXPECT_NE(message_of("{{ {}['a' * 60000000] + 1 }}").find("' is undefined"), std::string::npos);
+  EXPECT_EQ(message_of("{{ 1 + raise }}"), "t: line 1: 'raise' is undefined");
 }
 
 // Each would run for ever, fill the memory or overflow the stack.
