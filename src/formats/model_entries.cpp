@@ -20,31 +20,27 @@ namespace fs = std::filesystem;
 
 constexpr const char* kConfig = "config.json";
 constexpr const char* kCard = "README.md";
+constexpr const char* kMerges = "merges.txt";
 constexpr std::size_t kLongestCard = std::size_t{1} << 20U;
 
 constexpr const char *kWeights = "model.safetensors", *kIndex = "model.safetensors.index.json";
 constexpr const char* kShard =
     "model-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors";
 
-// Narrower than what save_model copies: tokenizer* would fit a user's own notes.
-constexpr std::array kPatterns = {kConfig,
-                                  kWeights,
-                                  kShard,
-                                  kIndex,
-                                  "tokenizer*.json",
-                                  "tokenizer*.model",
-                                  "special_tokens_map.json",
-                                  "added_tokens.json",
-                                  "vocab.json",
-                                  "vocab.txt",
-                                  "merges.txt",
-                                  "chat_template.jinja",
-                                  "*.tiktoken",
-                                  "generation_config.json",
-                                  "chat_template.json",
-                                  "preprocessor_config.json"};
-// What save_model copies along, and people write too.
-constexpr std::array kCopied = {"*.py", "*.jinja"};
+// Names that save_model or mlx-lm gives, in full: tokenizer*.json would fit a user's own notes.
+constexpr std::array kNames = {kConfig,
+                               kWeights,
+                               kIndex,
+                               kMerges,
+                               "tokenizer.json",
+                               "tokenizer_config.json",
+                               "tokenizer.model",
+                               "special_tokens_map.json",
+                               "added_tokens.json",
+                               "vocab.json",
+                               "chat_template.jinja",
+                               "chat_template.json",
+                               "generation_config.json"};
 
 // What mlx-lm's cards say, whatever its version; % is any text without a space.
 constexpr std::array kCardLines = {
@@ -161,12 +157,27 @@ bool is_same_file(const fs::path& path, const fs::path& other) {
   }
 }
 
-bool has_model_name(const std::string& name) {
-  return std::any_of(kPatterns.begin(), kPatterns.end(),
-                     [&](const char* pattern) { return fits(name, pattern); });
+// As tokenizers write it, and as nobody writes a list of what is to be merged.
+bool is_merges(const fs::path& path) {
+  try {
+    return read_whole(path.string(), "merges").starts_with("#version");
+  } catch (const Error&) {
+    return false;
+  }
 }
 
-// source: where the model that takes this one's place has its code from; empty: it has none.
+bool has_model_name(const std::string& name) {
+  return fits(name, kShard) || std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
+
+// Code, templates, *.tiktoken and others: people write files of such names too.
+bool is_companion(const std::string& name) {
+  static const std::vector<std::string> patterns = ModelToSave().companions;
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return fits(name, pattern.c_str()); });
+}
+
+// source: where the model that takes this one's place has its companions from; empty: it has none.
 bool is_model_file(const fs::path& path, const std::string& source) {
   const std::string name = path.filename().string();
   std::error_code reason;
@@ -174,10 +185,9 @@ bool is_model_file(const fs::path& path, const std::string& source) {
   if (name == kConfig) return is_model_config(path);
   if (name == kCard) return is_mlx_card(path);
   if (name == kWeights || fits(name, kShard)) return is_weights(path);
-  if (has_model_name(name)) return true;
-  return !source.empty() && std::any_of(kCopied.begin(), kCopied.end(), [&](const char* pattern) {
-    return fits(name, pattern);
-  }) && is_same_file(path, fs::path(source) / name);
+  if (name == kMerges && is_merges(path)) return true;
+  if (name != kMerges && has_model_name(name)) return true;
+  return !source.empty() && is_companion(name) && is_same_file(path, fs::path(source) / name);
 }
 
 std::vector<fs::path> entries_of(const fs::path& folder, std::error_code& reason) {
@@ -222,16 +232,12 @@ void remove_replaced_model(const std::string& folder, const std::string& source)
 }
 
 void remove_model_files(const std::string& folder) {
-  const std::vector<std::string> companions = ModelToSave().companions;
   std::error_code reason;
   for (const fs::path& entry : entries_of(folder, reason)) {
     const std::optional<Temporary> half = temporary_named(entry.filename().string());
     const std::string name = half ? half->of : entry.filename().string();
-    const auto copied = [&](const std::string& pattern) {
-      return fits(name, pattern.c_str());
-    };
-    const bool is_ours = has_model_name(name) || (name == kCard && is_mlx_card(entry)) ||
-                         (!half && std::any_of(companions.begin(), companions.end(), copied));
+    const bool is_ours =
+        has_model_name(name) || (name == kCard && is_mlx_card(entry)) || is_companion(name);
     std::error_code ignored;
     if (fs::symlink_status(entry, ignored).type() != fs::file_type::regular) continue;
     if (is_ours) fs::remove(entry, ignored);

@@ -63,12 +63,14 @@ refuses 1 "two: already exists; use --force to overwrite, or another --mlx-path"
 mkdir coded handmade && cp two/config.json coded && echo "import torch" >coded/modeling_foo.py && echo "{{ x }}" >coded/prompt.jinja
 cp two/config.json two/tokenizer.json handmade
 cp -r two studied && echo mine >studied/modeling_foo.py
+cp -r two worded && echo mine >worded/tokenizer_notes.json
 cp -r two described && printf -- '---\nlibrary_name: mlx\n---\n# me/mine\nusing mlx-lm version **0.28.0**.\n\nMy notes.\n' >described/README.md
 for command in "$pack4" "convert --model packed -d --mlx-path" "$scratch" "$fuse" "$teach" "$pack"; do
   refuses 1 "coded: already exists and contains modeling_foo.py, which is not part of a model" $command coded --force
   refuses 1 "handmade: already exists and has no weights of a model" $command handmade --force
   refuses 1 "studied: already exists and contains modeling_foo.py" $command studied --force
   refuses 1 "described: already exists and contains README.md" $command described --force
+  refuses 1 "worded: already exists and contains tokenizer_notes.json, which is not part of a model" $command worded --force
 done
 # Code that came along from the source, and comes again.
 cp -r model own-code && echo "import torch" >own-code/modeling_foo.py

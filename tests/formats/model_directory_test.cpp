@@ -254,17 +254,17 @@ TEST(ModelDirectory, AFolderIsReplacedOnlyWhenAsked) {
   ModelToSave model = small_model();
   fs::create_directory(folder / "m");
   save_model(folder / "m", model);  // an empty one is as good as none
-  put(folder / "m/merges.txt", "x");
+  put(folder / "m/vocab.json", "x");
   const ModelFiles old(folder / "m");
   const Tensor in_use = old.tensor("b");
   model.tensors = {{"new", in_use}};
   EXPECT_EQ(said(folder, [&] { save_model(folder / "m", model); }),
             "model directory: m must be empty or absent, got a folder that holds something");
-  EXPECT_TRUE(fs::exists(folder / "m/merges.txt"));
+  EXPECT_TRUE(fs::exists(folder / "m/vocab.json"));
   fs::create_directory_symlink("m", folder / "link");
   save_model(folder / "link", model, true);
   EXPECT_TRUE(fs::is_symlink(folder / "link"));
-  EXPECT_FALSE(fs::exists(folder / "m/merges.txt"));
+  EXPECT_FALSE(fs::exists(folder / "m/vocab.json"));
   EXPECT_EQ(ModelFiles(folder / "m").names(), (std::vector<std::string>{"new"}));
   EXPECT_EQ(ModelFiles(folder / "m").tensor("new").host<float>()[3], 4);
   EXPECT_EQ(in_use.host<float>()[3], 4);  // its file is gone, its bytes are not
@@ -294,10 +294,10 @@ void put_model(const fs::path& folder) {
   for (const char* name :
        {"model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json",
         "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-        "merges.txt", "chat_template.jinja", "qwen.tiktoken", "generation_config.json",
-        "chat_template.json", "preprocessor_config.json"}) {
+        "chat_template.jinja", "generation_config.json", "chat_template.json"}) {
     put(folder / name, "x");
   }
+  put(folder / "merges.txt", "#version: 0.2\na b\n");
   put(folder / "config.json", R"({"model_type": "qwen3"})");
   put(folder / "README.md", "---\nlibrary_name: mlx\ntags:\n- mlx\n---\n");
 }
@@ -315,11 +315,30 @@ TEST(ModelDirectory, OnlyAModelsFolderMayBeReplaced) {
     fs::remove_all(folder / "m/" + name);
     EXPECT_EQ(replace_fault(m), "");
   };
-  for (const char* name :
-       {"notes.txt", "server.js", "train.py", "model_mine.safetensors", "model-best.safetensors",
-        "adapters.safetensors", "state.safetensors", ".gitattributes", ".env.json",
-        "config.json.bak", "tokenizer_notes.txt", "modeling_mine.py", "configuration_mine.py",
-        "tokenization_mine.py", "prompt.jinja", "model-00002-of-00002.safetensors"}) {
+  for (const char* name : {"notes.txt",
+                           "server.js",
+                           "train.py",
+                           "model_mine.safetensors",
+                           "model-best.safetensors",
+                           "adapters.safetensors",
+                           "state.safetensors",
+                           ".gitattributes",
+                           ".env.json",
+                           "config.json.bak",
+                           "tokenizer_notes.txt",
+                           "modeling_mine.py",
+                           "configuration_mine.py",
+                           "tokenization_mine.py",
+                           "prompt.jinja",
+                           "model-00002-of-00002.safetensors",
+                           "tokenizer-mine.json",
+                           "tokenizer_comparison.json",
+                           "tokenizer_mine.model",
+                           "words.tiktoken",
+                           "vocab.txt",
+                           "merges.txt",
+                           "preprocessor_config.json",
+                           "Tokenizer.json"}) {
     put(folder / "m/" + name, "mine");
     refused(name);
   }
@@ -353,6 +372,32 @@ TEST(ModelDirectory, AModelHasWeights) {
   EXPECT_EQ(replace_fault(m), "has no model.safetensors.index.json");
   fs::remove(folder / "m/model-00001-of-00002.safetensors");
   EXPECT_EQ(replace_fault(m), "has no weights of a model");
+}
+
+TEST(ModelDirectory, WhatTheSourceHasTooIsReplaced) {
+  const TempFolder folder;
+  const std::string m = folder / "m", from = folder / "from";
+  ModelToSave model = small_model();
+  model.config.set("model_type", "new");
+  model.source = from;
+  fs::create_directory(from.c_str());
+  for (const char* name : {"tokenizer_extra.json", "words.tiktoken", "preprocessor_config.json"}) {
+    put(from + "/" + name, "theirs");
+    save_model(m, model);
+    EXPECT_EQ(replace_fault(m), std::string("contains ") + name + ", which is not part of a model");
+    save_model(m, model, true);  // the same comes again
+    put(m + "/" + name, "mine!!");
+    EXPECT_EQ(said(folder, [&] { save_model(m, model, true); }),
+              "model directory: m contains " + std::string(name) +
+                  ", which is not part of a model: only a model's folder is replaced");
+    EXPECT_EQ(read_whole(m + "/" + name, "test"), "mine!!");
+    fs::remove(m + "/" + name);
+    fs::remove(from + "/" + name);
+    fs::remove_all(m);
+  }
+  save_model(m, model);
+  put(m + "/merges.txt", "#version: 0.2\na b\n");
+  EXPECT_EQ(replace_fault(m), "");
 }
 
 TEST(ModelDirectory, CodeIsReplacedByTheSameAlone) {
@@ -424,7 +469,7 @@ TEST(ModelDirectory, WhatComesMeanwhileStays) {
   const TempFolder folder;
   const ModelToSave model = small_model();
   save_model(folder / "m", model);
-  put(folder / "m/merges.txt", "old");
+  put(folder / "m/vocab.json", "old");
   std::atomic<bool> done = false;
   std::atomic<int> put_there = 0, lost = 0;
   std::thread user([&] {  // who leaves a note as soon as there is none
@@ -546,6 +591,7 @@ TEST(ModelDirectory, RemovesAModelsFilesAlone) {
   const TempFolder folder;
   put_model(folder / "m");
   put(folder / "m/model.safetensors.tmp12.0", "half");
+  put(folder / "m/words.tiktoken.tmp12.0", "half");
   remove_model_files(folder / "m");
   EXPECT_FALSE(fs::exists(folder / "m"));
   put_model(folder / "m");

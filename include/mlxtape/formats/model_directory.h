@@ -91,9 +91,9 @@ void restore_moved_model(const std::string& folder);
 
 // Why a folder must not be replaced by a model, in words that follow its name: "contains notes.txt, which is not part of a
 // model". Empty: it is absent or empty, or a model's: its config.json names a model_type, it has weights, and every other
-// entry is a file of a name that save_model or mlx-lm gives. Code and templates may be a user's own work whatever their names
-// are: they must be the same, byte for byte, in the folder `source`, from which the new model has them. README.md must be as
-// mlx-lm writes it.
+// entry is a file of exactly a name that save_model or mlx-lm gives. Code, templates and what else comes along (tokenizer_x.json,
+// *.tiktoken) may be a user's own work: they must be the same, byte for byte, in the folder `source`, from which the new model
+// has them. README.md must be as mlx-lm writes it, merges.txt as tokenizers do.
 std::string replace_fault(const std::string& folder, const std::string& source = "");
 
 // Removes what replace_fault finds nothing wrong with, and the folder where nothing else is in it.
