@@ -66,7 +66,7 @@ struct Texts {
               {}};
     }
     options = flags.from.batches;
-    train = std::make_unique<jobs::Batches>(data.train, options);
+    train = std::make_unique<jobs::Batches>(jobs::Batches::of(data.train, options));
     valid = jobs::validation_batches(data.valid, options, -1);
   }
 };

@@ -73,10 +73,12 @@ Check batch_check(const BatchOptions& options) {
 }
 
 struct Batches::Impl {
-  std::vector<Sample> samples;
+  std::vector<Sample> owned;  // none, where they are the caller's
   BatchOptions options;
   std::vector<const Sample*> order;
   std::int64_t per_epoch = 0;
+
+  void set(const std::vector<Sample>& samples, const BatchOptions& given);
 
   // The order of an epoch; to go back one begins again.
   std::span<const std::int64_t> of_epoch(std::int64_t wanted) {
@@ -97,29 +99,40 @@ struct Batches::Impl {
   std::int64_t epoch = -1;  // that permutation is of
 };
 
-Batches::Batches(std::vector<Sample> samples, const BatchOptions& options)
-    : impl_(std::make_unique<Impl>()) {
-  require(batch_check(options));
-  if (static_cast<std::int64_t>(samples.size()) < options.batch_size) {
+void Batches::Impl::set(const std::vector<Sample>& samples, const BatchOptions& given) {
+  require(batch_check(given));
+  if (static_cast<std::int64_t>(samples.size()) < given.batch_size) {
     const std::string got = std::to_string(samples.size());
-    throw Error(Errc::kArgument, "batches: there must be at least batch_size = " +
-                                     std::to_string(options.batch_size) + " samples, got " + got +
-                                     (samples.empty() ? "" : "; use --batch-size " + got));
+    throw Error(Errc::kArgument,
+                "batches: there must be at least batch_size = " + std::to_string(given.batch_size) +
+                    " samples, got " + got + (samples.empty() ? "" : "; use --batch-size " + got));
   }
-  impl_->samples = std::move(samples);
-  impl_->options = options;
-  impl_->order = ordered(impl_->samples, options);
-  impl_->per_epoch = static_cast<std::int64_t>(impl_->samples.size()) / options.batch_size;
-  impl_->random = Permutations(options.seed);
+  options = given;
+  order = ordered(samples, options);
+  per_epoch = static_cast<std::int64_t>(samples.size()) / options.batch_size;
+  random = Permutations(options.seed);
   const auto learns = [&](const Sample* sample) {
     return first_learned(*sample, options) < tokens_of(*sample, options) - 1;
   };
-  if (std::none_of(impl_->order.begin(), impl_->order.end(), learns)) {
-    throw Error(
-        Errc::kArgument,
-        "batches: a sample must have tokens that the loss counts, got samples whose first " +
-            std::to_string(options.max_tokens) + " tokens are all prompt");
+  if (std::none_of(order.begin(), order.end(), learns)) {
+    throw Error(Errc::kArgument,
+                "batches: a sample must have tokens that the loss counts, got samples whose first " +
+                    std::to_string(options.max_tokens) + " tokens are all prompt");
   }
+}
+
+Batches::Batches(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Batches::Batches(std::vector<Sample> samples, const BatchOptions& options)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->owned = std::move(samples);
+  impl_->set(impl_->owned, options);
+}
+
+Batches Batches::of(const std::vector<Sample>& samples, const BatchOptions& options) {
+  auto impl = std::make_unique<Impl>();
+  impl->set(samples, options);
+  return Batches(std::move(impl));
 }
 
 Batches::~Batches() = default;

@@ -130,7 +130,7 @@ double mean_loss(CommandEncoder& encoder, const models::Model& model,
 TrainResult train_part(CommandEncoder& encoder, const models::Model& model, const TrainedPart& part,
                        const DataSet& data, const TrainOptions& options, const FitHooks& hooks) {
   check(model, data, options);
-  const Batches batches(data.train, options.batches);
+  const Batches batches = Batches::of(data.train, options.batches);
   const std::vector<Batch> valid =
       validation_batches(data.valid, options.batches, options.validation_batches);
 

@@ -206,6 +206,21 @@ TEST(Batches, FingerprintTellsThemApart) {
   EXPECT_NE(jobs::fingerprint(all), jobs::fingerprint(other));
 }
 
+// Of hundreds of MB: a batch holds what the samples hold now, as there are no others.
+TEST(Batches, OfSamplesThatAreNotTheirOwn) {
+  std::vector<Sample> samples = numbered();
+  const BatchOptions options{.batch_size = 4, .seed = 5};
+  const Batches shared = Batches::of(samples, options), owned(samples, options);
+  for (std::int64_t i = 0; i < 7; ++i) EXPECT_EQ(shared.at(i).tokens, owned.at(i).tokens);
+  EXPECT_EQ(shared.fingerprint(), owned.fingerprint());
+  const std::int32_t before = owned.at(0).tokens[0];
+  for (Sample& sample : samples) sample.tokens[0] = before + 1;
+  EXPECT_EQ(shared.at(0).tokens[0], before + 1);
+  EXPECT_EQ(owned.at(0).tokens[0], before);
+  expect_error(Errc::kArgument, "at least batch_size = 24 samples, got 23",
+               [&] { Batches::of(samples, {.batch_size = 24}); });
+}
+
 TEST(Batches, RefuseWhatCannotBeLearned) {
   const std::vector<Sample> samples = numbered();
   expect_error(Errc::kArgument, "at least batch_size = 24 samples, got 23",

@@ -209,6 +209,24 @@ TEST_P(Train, EndsWithTheBest) {
   EXPECT_TRUE(bits(learner) == bits(again));
 }
 
+// Training data is held once, however large it is: what changes in it during a run is what is trained on.
+TEST_P(Train, SamplesAreNotCopied) {
+  const auto trained = [&](bool changes) {
+    DataSet data{words(1, 40), {}, {}};
+    const models::Model learner = model();
+    FitHooks hooks;
+    hooks.on_step = [&](std::int64_t step) {
+      if (!changes || step != 1) return;
+      for (Sample& sample : data.train) sample.tokens.assign(sample.tokens.size(), 1);
+    };
+    jobs::train(encoder(), learner, data, options(8), hooks);
+    return bits(learner);
+  };
+  const auto same = trained(false);
+  EXPECT_TRUE(trained(false) == same);
+  EXPECT_FALSE(trained(true) == same);
+}
+
 TEST_P(Train, CheckpointsChangeRoundingsAlone) {
   const DataSet data{words(1, 12), {}, {}};
   std::size_t peak = 0;

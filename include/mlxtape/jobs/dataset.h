@@ -79,6 +79,8 @@ class Batches {
  public:
   // Throws kArgument if there are fewer samples than batch_size, or no token that the loss counts.
   Batches(std::vector<Sample> samples, const BatchOptions& options);
+  // Of samples that outlive them: training data is not held twice.
+  static Batches of(const std::vector<Sample>& samples, const BatchOptions& options);
   ~Batches();
   Batches(Batches&&) noexcept;
   Batches& operator=(Batches&&) noexcept;
@@ -90,6 +92,7 @@ class Batches {
 
  private:
   struct Impl;
+  explicit Batches(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
 
