@@ -13,6 +13,23 @@ set(forbidden
     "\n(<<<<<<<|=======|>>>>>>>)[ \n]" "a merge that was not finished"
     "[Cc]o-[Aa]uthored-[Bb]y|[Gg]enerated with " "authorship belongs in the commit")
 
+# hn::Max and hn::Min make of NaN what the processor makes of it, so kernels call not_below, not_above and largest
+# (src/backends/cpu/device/simd-inl.h). How often each file may call them all the same, and why it may.
+set(raw_extremes_in_simd 3)  # what the three are made of
+set(raw_extremes_of_integers
+    src/backends/cpu/device/threefry-inl.h 1
+    src/ops/scan/scan.cpu.cpp 1
+    src/ops/sort/sort_argmax.cpu.cpp 3
+    src/ops/sort/sort_select.cpu.cpp 3)
+set(raw_extremes_without_nan  # or where NaN is seen to beside them
+    src/ops/moe_route/moe_route.cpu.cpp 2
+    src/ops/moe_route/moe_route_choose-inl.h 2
+    src/ops/quantize/quantize.cpu.cpp 3
+    src/ops/random/random.cpu.cpp 2
+    src/ops/sample/sample_passes-inl.h 1)
+set(raw_extremes src/backends/cpu/device/simd-inl.h ${raw_extremes_in_simd}
+    ${raw_extremes_of_integers} ${raw_extremes_without_nan})
+
 # ---- ops: the list, the folders, the headers ----
 
 file(STRINGS ${ROOT}/src/ops/ops.list ops REGEX "^[^#]")
@@ -117,6 +134,20 @@ foreach(file IN LISTS files)
         message(SEND_ERROR "${file}: a kernel must begin with wait_turn(), got ${name}...")
       endif()
     endforeach()
+  endif()
+  if(file MATCHES "^src/.*\\.(h|cpp)$")
+    string(REGEX MATCHALL "hn::(Max|Min)[ \n]*\\(" calls "${text}")
+    list(LENGTH calls count)
+    set(allowed 0)
+    list(FIND raw_extremes ${file} at)
+    if(NOT at EQUAL -1)
+      math(EXPR at "${at} + 1")
+      list(GET raw_extremes ${at} allowed)
+    endif()
+    if(NOT count EQUAL allowed)
+      message(SEND_ERROR "${file}: hn::Max and hn::Min differ in NaN between processors: call not_below, not_above or "
+                         "largest; of integers, list it in cmake/check_tree.cmake, which allows ${allowed} here, got ${count}")
+    endif()
   endif()
   set(rules ${forbidden})
   while(rules)

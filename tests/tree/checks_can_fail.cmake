@@ -122,6 +122,10 @@ refuses(tree src/base/error.cpp "absolute path" "// see /ho${}me/me/notes")
 refuses(tree src/ops/${op}/${op}.cu "a kernel must begin with wait_turn()"
         "__global__ void planted(Args args) {}")
 
+refuses(tree ${dir}/${op}.cpu.cpp "differ in NaN between processors" "const VF planted = hn::Max(a, b);")
+refuses(tree src/ops/scan/scan.cpu.cpp "allows 1 here, got 2" "const VF planted = hn::Min (a, b);")
+refuses(tree src/ops/odd-inl.h "allows 0 here, got 1" "const VF planted = hn::Min(\n  a, b);")
+
 file(READ ${WORK}/include/mlxtape/ops/${op}.h header)
 string(REPLACE "// Cost " "// Price " without "${header}")
 file(WRITE ${WORK}/include/mlxtape/ops/${op}.h "${without}")
