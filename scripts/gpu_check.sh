@@ -86,6 +86,8 @@ if wanted jobs; then
   proof 'tests of models and jobs' ./model_tests $brief --gtest_filter='*cuda'
   proof 'the commands' tests/cli/cli_test.sh ./mlxtape cuda
   proof 'the commands of jobs' tests/cli/jobs_test.sh ./mlxtape cuda
+  proof 'what the commands write' tests/cli/outputs_test.sh ./mlxtape cuda
+  proof 'the flags of the commands' tests/cli/flags_test.sh ./mlxtape cuda
   for command in train lora dwq; do
     proof "kill -9 of $command" scripts/kill_test.sh $command --kills 10 --device cuda --program ./mlxtape
   done
