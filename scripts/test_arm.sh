@@ -2,7 +2,7 @@
 # `make test-arm`: the CPU kernels as 64-bit ARM has them (NEON), the processor of every Apple silicon Mac, built
 # by Debian's cross compiler and run by qemu-user.
 #
-#   scripts/test_arm.sh             each op forward and backward, NaN, and what kernels share
+#   scripts/test_arm.sh             each op forward and backward, NaN, what kernels share, and the reader of numbers
 #   scripts/test_arm.sh --all       every test of op_tests, unit_tests and formats_tests: hours
 #   scripts/test_arm.sh FILTER ...  tests by GoogleTest's patterns
 #
@@ -78,7 +78,7 @@ few='*Mlx*:*NaN*:*Nan*:*ExtremeNumbers*:*WhatIsNoNumber*:*NumbersThatAreNone*:*W
 few=$few:'*AtTheEdges*:*PowerAsIeee*:*CastsBetween*:*CountWhatTheyShould*:*ReduceMatchesOracle*:*RowGradsAreAdded*:*FrozenWeights*'
 few=$few:'*StepsEqualOneForward*:*BackwardTakesAnyIndices*:*NothingTracked*:*SmallRows*:*EqualIndicesAddUp*:*GradientThrough*'
 few=$few:'*GradientsThrough*:*CpuSimd*:*CpuMath*:Half*:Convert*:*OnEncoder*:*OnTape*:Threads*:Tensor*'
-few=$few:'*GreedyTakesTheFirst*:*PenaltiesByHand*:*TopPAtItsEdge*:*RowsWithNothingToChoose*:SampleOracle*'
+few=$few:'Real.*:*GreedyTakesTheFirst*:*PenaltiesByHand*:*TopPAtItsEdge*:*RowsWithNothingToChoose*:SampleOracle*'
 # A child that a process with threads forks does not end well on the emulator.
 few=$few:'-Threads.AForkedChild*'
 
