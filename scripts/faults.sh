@@ -119,7 +119,7 @@ fi
 # The best target that this machine runs, as the static one: Highway then compiles no other.
 target_flags() {
   local flags
-  [ "$(uname -m)" = x86_64 ] || return 0
+  [ "$(uname -m)" = x86_64 ] && [ -r /proc/cpuinfo ] || return 0
   flags=" $(sed -n 's/^flags[^:]*: //p;/^flags/q' /proc/cpuinfo) "
   has() { local f; for f in "$@"; do [[ $flags == *" $f "* ]] || return 1; done; }
   has avx2 fma bmi1 bmi2 f16c abm aes pclmulqdq || return 0
@@ -144,9 +144,13 @@ ulimit -c 0
 build() {
   nice cmake --build "$work/build" -j 2 --target "$program" >"$work/build.log" 2>&1
 }
+# Where timeout is no command of the system's: ended by SIGALRM, exit status 142.
+within() { # seconds, command ...
+  if command -v timeout >/dev/null; then timeout "$@"; else perl -e 'alarm shift; exec @ARGV or die' "$@"; fi
+}
 run_tests() {
   (
-    nice timeout "$limit" "$work/build/bin/$program" --gtest_filter="$filter" --gtest_fail_fast $flags
+    within "$limit" nice "$work/build/bin/$program" --gtest_filter="$filter" --gtest_fail_fast $flags
     exit $?  # else the shell would report a crash on its own stderr
   ) >"$work/test.log" 2>&1
 }
@@ -155,7 +159,7 @@ end_of() {
   local test how=
   test=$(sed -n 's/^\[  FAILED  \] \([^ ,]*\).*/\1/p' "$work/test.log" | head -n 1)
   if [ -z "$test" ]; then test=$(sed -n 's/^\[ RUN      \] //p' "$work/test.log" | tail -n 1); fi
-  if [ "$1" = 124 ] || [ "$1" = 137 ]; then
+  if [ "$1" = 124 ] || [ "$1" = 137 ] || [ "$1" = 142 ]; then
     how="the time limit in "
   elif ! grep -q ': Failure$' "$work/test.log"; then
     how="a crash in "

@@ -29,6 +29,11 @@ complain() {
   failures=$((failures + 1))
 }
 
+# change <sed expression> <file>: in place, which each sed has another flag for
+change() {
+  sed "$1" "$2" >changed && cat changed >"$2" && rm changed
+}
+
 # same <text> <text> <what they are of>
 same() {
   [ "$1" = "$2" ] || complain "$3: '$1' and '$2' should be the same"

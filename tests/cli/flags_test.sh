@@ -192,7 +192,7 @@ expect 1 "lora_" fuse --model model --adapter-path broken --save-path no
 # ---- texts longer than the model ----
 
 cp -r model short
-sed -i 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 8/' short/config.json
+change 's/"max_position_embeddings": [0-9]*/"max_position_embeddings": 8/' short/config.json
 grep -q '"max_position_embeddings": 8' short/config.json || complain "no positions in config.json"
 warns="is longer than the model's maximum context length of 8 tokens"
 # warned <times> <text> <arguments...>
@@ -221,10 +221,18 @@ awk 'BEGIN { for (i = 0; i < 20000; i++) printf "%d", i % 10 }' >long.txt
 "$program" generate $on --model model --prompt-file long.txt -m 1 --verbose false >out 2>err || complain "a long prompt: $(cat err)"
 grep -q "processing" err && complain "progress where there is no terminal: $(cat err)"
 # Work that is soon done shows none, so the prompt grows until this machine needs long enough.
+# on_terminal <file> <command>: what it prints on one; script of Linux and that of macOS and the BSDs take other arguments
+on_terminal() {
+  if script --version >/dev/null 2>&1; then
+    TERM=xterm script -qec "$2" "$1" >/dev/null </dev/null
+  else
+    TERM=xterm script -q "$1" sh -c "$2" >/dev/null </dev/null
+  fi
+}
 if command -v script >/dev/null 2>&1; then
   for count in 20000 80000 320000; do
     awk -v n=$count 'BEGIN { for (i = 0; i < n; i++) printf "%d", i % 10 }' >long.txt
-    TERM=xterm script -qec "'$program' generate $on --threads 1 --model model --prompt-file long.txt -m 1" typed >/dev/null </dev/null
+    on_terminal typed "'$program' generate $on --threads 1 --model model --prompt-file long.txt -m 1"
     grep -q "processing the prompt  [0-9]*/$count " typed && break
   done
   grep -q "processing the prompt  [0-9]*/$count " typed || complain "no progress of a long prompt: $(head -c 2000 typed)"

@@ -269,7 +269,7 @@ expect 0 "report.html" $show --out shown4 --resume
 sed -n '/"held_out": /,/"expert_shares"/p' shown4/demo.json >shown4.points
 same_files shown.points shown4.points "scores of a demo that lost steps and of one that did not"
 interrupted shown4/state/training/state.safetensors $show --out shown4
-sed -i 's/"peak_bytes": /&1/' shown4/state/progress.json
+change 's/"peak_bytes": /&1/' shown4/state/progress.json
 one_line "progress.json: is damaged (its content does not match its checksum); delete shown4/state to start over" \
   $show --out shown4 --resume
 echo '{"iterations": "many"}' >shown4/state/progress.json
