@@ -72,11 +72,11 @@ void info(const Globals& globals) {
   };
   print("mlxtape " + get("version") + " (" + get("commit") + "), " + get("compiler") + "\n");
   for (const Json& device : all.find("devices")->array()) {
-    const bool is_cpu = text(*device.find("backend")) == "cpu";
+    const bool is_cuda = text(*device.find("backend")) == "cuda";
     print("\n" + text(*device.find("name")) + "\n");
     Facts facts;
     facts.add("  memory", human_bytes(device.find("memory_bytes")->number()));
-    facts.add(is_cpu ? "  cores" : "  multiprocessors", text(*device.find("compute_units")));
+    facts.add(is_cuda ? "  multiprocessors" : "  cores", text(*device.find("compute_units")));
     facts.add("  kernels", text(*device.find("kernels")));
     for (const auto& [what, value] : device.find("details")->object()) {
       facts.add("  " + what, text(value));
