@@ -12,13 +12,14 @@ using MaybeSize = std::optional<std::int64_t>;
 
 // Sizes that a file may leave out; without a value the key is required.
 struct UsualSizes {
-  MaybeSize vocabulary, width, layers, max_positions, heads, key_heads;
+  MaybeSize vocabulary = {}, width = {}, layers = {}, max_positions = {}, heads = {},
+            key_heads = {};
 };
 // Fills the plan's own numbers and makes room for its layers; the attention of all of them.
 AttentionPlan read_sizes(const Fields& f, ModelPlan& plan, const UsualSizes& usual = {});
 
 struct UsualDelta {
-  MaybeSize key_heads, value_heads, key_dim, value_dim, kernel;
+  MaybeSize key_heads = {}, value_heads = {}, key_dim = {}, value_dim = {}, kernel = {};
 };
 DeltaPlan read_delta(const Fields& f, DeltaPlan::Rows rows, const UsualDelta& usual = {});
 // Is attention in this layer? In every nth, where "full_attention_interval" is n.
