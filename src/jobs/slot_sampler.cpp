@@ -49,7 +49,7 @@ bool SlotSampler::put(std::int64_t slot, const std::vector<std::int32_t>& prompt
   };
   std::array<float, ops::kSampleNumbers> numbers{};
   std::array<std::int32_t, ops::kSampleWhole> whole{};
-  ops::SampleRow settings = sampling;
+  ops::SampleRow settings = static_cast<const ops::SampleRow&>(sampling);
   settings.start = std::ssize(prompt);
   ops::put_sample_row(settings, numbers, whole);
   ops::SampleRows own = row_of(slot);

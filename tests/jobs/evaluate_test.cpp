@@ -155,6 +155,23 @@ TEST_P(Evaluate, AModelIsItself) {
   }
 }
 
+// How many rows run side by side changes roundings alone, and so do rows without a target among them.
+TEST_P(Evaluate, RowsSideBySide) {
+  make("qwen3_next", 4);
+  const std::vector<Sample> samples = some_samples(12, 8);
+  const Evaluation alone =
+      jobs::evaluate(encoder(), packed_, &model_, jobs::rows_of_length(samples, 8, 1));
+  std::vector<Batch> batches = jobs::rows_of_length(samples, 8, 5);
+  batches.back().rows += 1;
+  batches.back().tokens.insert(batches.back().tokens.begin(), 7, 3);
+  batches.back().targets.insert(batches.back().targets.begin(), 7, -1);
+  const Evaluation together = jobs::evaluate(encoder(), packed_, &model_, batches);
+  EXPECT_EQ(together.tokens, alone.tokens);
+  EXPECT_NEAR(together.loss, alone.loss, 1e-5);
+  EXPECT_NEAR(together.kl.value, alone.kl.value, 1e-5);
+  EXPECT_NEAR(together.reference_perplexity.value / alone.reference_perplexity.value, 1, 1e-5);
+}
+
 TEST_P(Evaluate, Stops) {
   make("qwen3", 4);
   const auto batches = jobs::rows_of_length(some_samples(30, 3), 8, 2);
