@@ -81,6 +81,20 @@ TEST_P(Engines, ComingAndGoing) {
   }
 }
 
+// Presence and frequency penalties look at the answer, not at the prompt.
+TEST_P(Engines, PenaltiesOfTheAnswer) {
+  const models::Model model = lively_model(encoder(), "qwen3");
+  for (const bool presence : {true, false}) {
+    Request request{some_prompt(5, 1)};
+    const std::int32_t token = request.prompt[2];
+    request.sampling.logit_bias = {{token, 100.0F}};
+    (presence ? request.sampling.presence_penalty : request.sampling.frequency_penalty) = 1000;
+    const Tokens said = alone(model, request, 2);
+    EXPECT_EQ(said[0], token);
+    EXPECT_NE(said[1], token);
+  }
+}
+
 // What comes back is what log_softmax makes of the model's logits.
 TEST_P(Engines, Logprobs) {
   const models::Model model = lively_model(encoder(), "qwen3_next");
