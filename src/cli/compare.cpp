@@ -99,7 +99,7 @@ void tell(const Flags& flags, const Numbers& a, const Numbers& b, const jobs::Ev
   table.add({"KL to the first", "", with_error(e.kl), ""});
   table.add({"top-1 agreement, %", "",
              with_error({100 * e.agreement.value, 100 * e.agreement.error}), ""});
-  print(table.text());
+  print_result(table.text());
 }
 
 void compare(const Globals& globals, const Flags& flags) {

@@ -255,7 +255,7 @@ std::string summary(const Json& all) {
 void inspect(const Globals& globals, const Flags& flags) {
   const Json all = everything(flags, globals);
   if (globals.json) return print_json(all);
-  print(summary(all));
+  print_result(summary(all));
   Table packing({"modules", "count", "parameters", "format", "size"},
                 {false, true, true, false, true});
   for (const Json& row : all.find("packing")->array()) {
@@ -263,14 +263,14 @@ void inspect(const Globals& globals, const Flags& flags) {
                  human_count(row.find("parameters")->number()), text(*row.find("packing")),
                  human_bytes(row.find("bytes")->number())});
   }
-  print("\n" + packing.text());
+  print_result("\n" + packing.text());
   if (!flags.tensors) return;
   Table tensors({"tensor", "type", "shape", "size"}, {false, false, false, true});
   for (const Json& row : all.find("tensors")->array()) {
     tensors.add({text(*row.find("name")), text(*row.find("type")), row.find("shape")->dump(),
                  human_bytes(row.find("bytes")->number())});
   }
-  print("\n" + tensors.text());
+  print_result("\n" + tensors.text());
 }
 
 }  // namespace

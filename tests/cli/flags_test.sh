@@ -120,6 +120,13 @@ tame new "$evil/new" --samples 40
 tame train $on --model model --data two.jsonl --out "$evil/tuned" --iters 1 --batch-size 1 --val-batches 0
 tame lora $on --model model --train --data two.jsonl --adapter-path "$evil/adapters" --iters 1 --batch-size 1 --val-batches 0
 tame fuse --model model --adapter-path "$evil/adapters" --save-path "$evil/fused"
+tame compare $on model "$evil" --data two.jsonl --sequence-length 16 --prompt-tokens 8 -m 2
+# A token's name, in a file of the model's.
+cp -r model ended
+sed 's/"added_tokens": *\[\]/"added_tokens": [{"id": 256, "content": "evil\\u001b[31m", "special": true}]/' \
+  model/tokenizer.json >ended/tokenizer.json
+echo '{"eos_token": "evil\u001b[31m"}' >ended/tokenizer_config.json
+tame inspect ended --tensors
 
 # ---- a reader that leaves ----
 
