@@ -79,15 +79,21 @@ void add_global_flags(CLI::App& app, Globals& globals) {
   app.add_flag("--quiet", globals.quiet, "print no progress and no warnings")->group(group);
 }
 
+// What a path looks like where its value was forgotten: the next flag.
+bool is_flag(const std::string& word) {
+  return word.size() > 1 && word[0] == '-' && (word[1] == '-' || word.size() == 2);
+}
+
 // An empty path is a variable of a script that was never set: it must not become the current folder.
 void refuse_empty_paths(CLI::App& app) {
   for (CLI::Option* option : app.get_options()) {
     const std::string type = option->get_type_name();
     if (type != "DIR" && type != "FILE") continue;
     option->check([type](const std::string& path) {
-      return path.empty() ? "must be a " + std::string(type == "DIR" ? "directory" : "file") +
-                                ", got an empty path"
-                          : std::string();
+      const std::string must = "must be a " + std::string(type == "DIR" ? "directory" : "file");
+      if (path.empty()) return must + ", got an empty path";
+      if (!is_flag(path)) return std::string();
+      return must + ", got the flag " + path + "; for a path of that name write ./" + path;
     });
   }
   for (CLI::App* command : app.get_subcommands({})) refuse_empty_paths(*command);

@@ -58,6 +58,11 @@ expect 2 "--mlx-path: must be a directory, got an empty path" quantize --model m
 expect 2 "--model: must be a directory, got an empty path" generate $on --model "" -p 1
 expect 2 "--prompt-file: must be a file, got an empty path" $one --prompt-file ""
 expect 2 "DIR: must be a directory, got an empty path" inspect ""
+# A path that was forgotten, and the flag behind it.
+expect 2 "--mlx-path: must be a directory, got the flag --q-bits; for a path of that name write ./--q-bits" \
+  convert --model model --mlx-path --q-bits 4
+expect 2 "--mlx-path: must be a directory, got the flag -q" convert --model model --mlx-path -q --q-bits 4
+expect 2 "--prompt-file: must be a file, got the flag --quiet" generate $on --model model --prompt-file --quiet
 expect 2 "samples, got 2; use --batch-size 2" train $on --model model --data two.jsonl --out no
 printf 'model: "model"\ntrain: true\n' >lora.yaml
 cp lora.yaml lora.yml
