@@ -82,7 +82,7 @@ std::string begun_answer(const formats::Tokenizer& tokenizer, Json messages, con
   const std::string bare = from.substr(0, from.find_last_not_of(spaces) + 1);
   const std::size_t at = text.rfind(bare);
   if (bare.empty() || at == std::string::npos) {
-    throw Error(Errc::kArgument,
+    throw Error(bare.empty() ? Errc::kArgument : Errc::kIo,
                 "--prefill-response: this model's chat template changes the "
                 "beginning of an answer, so it cannot be given");
   }
@@ -110,7 +110,13 @@ std::vector<std::int32_t> encode(const formats::Tokenizer& tokenizer, const std:
   formats::ChatOptions options;
   options.add_generation_prompt = true;
   options.variables = flags.chat.variables();
-  return tokenizer.encode_chat(messages, options);
+  std::vector<std::int32_t> ids = tokenizer.encode_chat(messages, options);
+  if (ids.empty()) {
+    throw Error(Errc::kIo, flags.model +
+                               ": the chat template renders to an empty prompt; use "
+                               "--ignore-chat-template to do without it");
+  }
+  return ids;
 }
 
 template <class Number>

@@ -71,7 +71,10 @@ Reply ChatSession::say(const std::string& text) {
   // How the answer is asked for may go when it becomes an earlier turn: what comes before is sure to stay.
   const std::int64_t stable = common_prefix(encode(messages, false), prompt);
   const auto length = static_cast<std::int64_t>(prompt.size());
-  if (length == 0 || length >= options_.max_context) {
+  if (length == 0) {
+    throw Error(Errc::kIo, "chat: the model's chat template renders to an empty prompt");
+  }
+  if (length >= options_.max_context) {
     throw Error(Errc::kArgument, "chat: the whole conversation must have 1 to " +
                                      std::to_string(options_.max_context - 1) + " tokens, got " +
                                      std::to_string(length) +

@@ -246,6 +246,15 @@ expect 0 "prompt:      2 tokens" generate $on --model "$model" -p 12 --ignore-ch
 printf '12\n' | "$program" chat $on --model "$model" -m 8 --max-context 5 >/dev/null 2>"$folder/err"
 grep -q 'must have 1 to 4 tokens' "$folder/err" || complain "chat --max-context: $(cat "$folder/err")"
 
+# A template that writes nothing, or another answer than the one that was begun: the model's fault.
+cp -r "$model" "$folder/silent" && printf '{%% if false %%}x{%% endif %%}' >"$folder/silent/chat_template.jinja"
+expect 1 "silent: the chat template renders to an empty prompt" generate $on --model "$folder/silent" -p 1
+printf '12\n' | "$program" chat $on --model "$folder/silent" >/dev/null 2>"$folder/err"
+same $? 1 "chat with a template that writes nothing"
+grep -q "the model's chat template renders to an empty prompt" "$folder/err" || complain "chat, nothing written: $(cat "$folder/err")"
+printf '{%% for m in messages %%}{{ m.content|upper }}{%% endfor %%}' >"$folder/silent/chat_template.jinja"
+expect 1 "chat template changes the beginning of an answer" generate $on --model "$folder/silent" -p 1 --prefill-response ab
+expect 2 "chat template changes the beginning of an answer" generate $on --model "$folder/silent" -p 1 --prefill-response ' '
 cp -r "$model" "$folder/untold" && echo '{% for %}' >"$folder/untold/chat_template.jinja"
 expect 1 "chat_template.jinja: line 1: " chat $on --model "$folder/untold" </dev/null
 
