@@ -7,7 +7,9 @@
 #include <limits>
 
 #include "command.h"
+#include "lr_schedule.h"
 #include "mlxtape/base/files.h"
+#include "mlxtape/base/quote.h"
 #include "mlxtape/jobs/lora.h"
 #include "model_flags.h"
 #include "output.h"
@@ -49,7 +51,8 @@ void set_flag(CLI::App& command, const std::string& flag, const std::string& key
   CLI::Option* option = command.get_option_no_throw(flag);
   if (option == nullptr) {
     if (says_nothing(value)) return;
-    throw Error(Errc::kIo, file + ": " + key + ": unknown setting, got " + value.dump());
+    throw Error(Errc::kIo,
+                file + ": " + shown(key) + ": unknown setting, got " + shown(value.dump()));
   }
   if (option->count() > 0) return;
   if (value.is_object()) throw Error(Errc::kIo, file + ": " + key + " must not be an object");
@@ -76,29 +79,49 @@ void apply_optimizer_config(CLI::App& command, const Json& json, const std::stri
       continue;
     }
     if (!value.is_array() || value.array().size() != 2) {
-      throw Error(Errc::kIo, file + ": " + path + " must be two numbers, got " + value.dump());
+      throw Error(Errc::kIo,
+                  file + ": " + path + " must be two numbers, got " + shown(value.dump()));
     }
     set_flag(command, "--beta1", path, value.array()[0], file);
     set_flag(command, "--beta2", path, value.array()[1], file);
   }
 }
 
-void apply_config(CLI::App& command, const std::string& file, const std::string& optimiser) {
+// A flag of the command line and a file's schedule: whichever won, somebody would be surprised.
+void expect_no_rate(const CLI::App& command, const std::string& file) {
+  for (const char* flag : {"--learning-rate", "--schedule", "--warmup", "--final-share"}) {
+    if (command.get_option(flag)->count() == 0) continue;
+    called_wrongly(std::string(flag) + " and lr_schedule of " + file + " exclude each other");
+  }
+}
+
+void apply_config(CLI::App& command, const std::string& file, const std::string& optimiser,
+                  jobs::Schedule& schedule) {
   for (const char* ending : {".yaml", ".yml"}) {
     if (!file.ends_with(ending)) continue;
     throw Error(Errc::kIo, file +
                                ": YAML is not supported; write the same keys as JSON to a .json "
                                "file, or use flags");
   }
-  const Json json = Json::parse(read_whole(file, "--config"), file);
-  if (!json.is_object()) throw Error(Errc::kIo, file + ": must be a JSON object");
+  const std::string text = read_whole(file, "--config");
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string::npos || text[first] != '{') {
+    throw Error(Errc::kIo, file +
+                               ": must be a JSON object; YAML is not read: write the same keys as "
+                               "JSON, or use flags");
+  }
+  const Json json = Json::parse(text, file);
+  if (const Json* found = json.find("lr_schedule"); found != nullptr && !says_nothing(*found)) {
+    expect_no_rate(command, file);
+    schedule = schedule_of(*found, file);
+  }
   // The optimizer first: of optimizer_config only its own part counts.
   if (const Json* name = json.find("optimizer")) {
     set_flag(command, "--optimizer", "optimizer", *name, file);
   }
   apply_optimizer_config(command, json, optimiser, file);
   for (const auto& [key, value] : json.object()) {
-    if (key == "config" || key == "optimizer_config") continue;
+    if (key == "config" || key == "optimizer_config" || key == "lr_schedule") continue;
     if (key == "lora_parameters" && value.is_object()) {
       for (const auto& [inner, number] : value.object()) {
         set_flag(command, inner == "keys" ? "--lora-keys" : "--" + inner, key + "." + inner, number,
@@ -326,9 +349,8 @@ void add_lora(CLI::App& app, const Globals& globals) {
       "The file of -c is JSON with the keys of mlx-lm's YAML:\n"
       "  {\"model\": \"my-model\", \"train\": true, \"lora_parameters\": {\"rank\": 8, \"scale\": "
       "20.0}}\n"
-      "Flags on the command line take precedence. Use \"schedule\", \"warmup\" and "
-      "\"final_share\"\n"
-      "instead of \"lr_schedule\".");
+      "Flags on the command line take precedence. \"lr_schedule\" may be cosine_decay,\n"
+      "linear_schedule, exponential_decay or step_decay.");
   command->group("Models");
   const auto flags = std::make_shared<Flags>();
   command->add_option("--model", flags->model, "the model's directory, in MLX format")
@@ -352,7 +374,9 @@ void add_lora(CLI::App& app, const Globals& globals) {
   add_hidden_names(*command, "--dropout", "--lora-dropout");
   flags->state.add_to(*command, "--adapter-path");
   command->callback([&globals, flags, command] {
-    if (!flags->config.empty()) apply_config(*command, flags->config, flags->loop.optimiser.name());
+    if (!flags->config.empty())
+      apply_config(*command, flags->config, flags->loop.optimiser.name(),
+                   flags->loop.job.fit.schedule);
     lora(globals, *flags);
   });
 }

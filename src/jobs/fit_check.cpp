@@ -33,6 +33,13 @@ Check check_options(const FitOptions& o) {
   if (!(o.final_share >= 0 && o.final_share <= 1)) {
     return number("final_share must be from 0 to 1", o.final_share);
   }
+  if (!o.schedule.name.empty()) {
+    if (const Check check = schedule_check(o.schedule)) return check;
+    if (o.warmup > 0 || o.cosine) {
+      return wrong(Errc::kArgument, "a schedule has its own warmup and decay, got " +
+                                        std::string(o.cosine ? "cosine" : "warmup") + " too");
+    }
+  }
   if (!(o.clip >= 0 && o.clip <= kMost)) {
     return number("clip must be at least 0 and finite as f32", o.clip);
   }
@@ -48,6 +55,7 @@ Check check_options(const FitOptions& o) {
 }  // namespace
 
 double learning_rate_at(const FitOptions& options, std::int64_t step) {
+  if (!options.schedule.name.empty()) return rate_at(options.schedule, step - 1);
   const double most = options.learning_rate;
   if (step <= options.warmup && options.warmup > 0) {
     return most * static_cast<double>(step) / static_cast<double>(options.warmup);

@@ -37,6 +37,7 @@ Settings settings_of(const FitOptions& o, bool validates) {
     s["iterations"] = std::to_string(o.iterations);
     s["final_share"] = digits(o.final_share);
   }
+  if (!o.schedule.name.empty()) s["schedule"] = to_string(o.schedule);
   if (validates) s["validate_every"] = std::to_string(o.validate_every);
   return s;
 }

@@ -171,8 +171,32 @@ echo '{"optimizer": "adafactor"}' >adafactor.json
 expect 2 "adafactor is not supported" $tune -c adafactor.json --adapter-path no
 echo '{"optimizer_config": {"adam": {"betas": 0.9}}}' >betas.json
 expect 1 "optimizer_config.adam.betas must be two numbers, got 0.9" $tune -c betas.json --adapter-path no
-echo '{"lr_schedule": {"name": "cosine_decay"}}' >schedule.json
-expect 1 "lr_schedule: unknown setting" lora $on -c schedule.json
+# mlx-lm's schedules: rates 5e-4, 1e-3, 1e-3 and half way from that to 1e-4.
+echo '{"learning_rate": 1, "lr_schedule": {"name": "cosine_decay", "warmup": 1, "warmup_init": 5e-4, "arguments": [1e-3, 2, 1e-4]}}' >schedule.json
+plain="lora $on --model packed --train --data data $steps"
+"$program" $plain -c schedule.json --adapter-path scheduled --steps-per-report 1 --json --quiet | grep -o '"learning_rate": [0-9.e-]*' | head -4 >rates
+same "$(cut -c 18-24 rates | tr '\n' ' ')" "0.0005 0.001 0.001 0.00055 " "rates of lr_schedule"
+for flag in "--learning-rate 1e-3" "--schedule cosine" "--warmup 2" "--final-share 0.1"; do
+  expect 2 "${flag% *} and lr_schedule of schedule.json exclude each other" $plain -c schedule.json --adapter-path no $flag
+done
+# wrong_schedule <lr_schedule> <error>
+wrong_schedule() {
+  echo "{\"lr_schedule\": $1}" >schedule.json
+  expect 1 "schedule.json: lr_schedule: $2" lora $on -c schedule.json
+}
+wrong_schedule '{"name": "cosine_decay"}' "arguments of cosine_decay must be [rate, steps] or [rate, steps, end], got 0 numbers"
+wrong_schedule '{"name": "join_schedules", "arguments": [1]}' "name must be cosine_decay, linear_schedule, exponential_decay or step_decay, got 'join_schedules'"
+wrong_schedule '{"name": "step_decay", "arguments": [1, "0.5", 1]}' 'arguments must be a list of numbers, got "0.5"'
+wrong_schedule '{"name": "step_decay", "arguments": [1, 0.5, 1], "warmup": 1.5}' "warmup must be a whole number, got 1.5"
+wrong_schedule '{"nme": "step_decay"}' "must have name, arguments, warmup and warmup_init alone, got 'nme'"
+wrong_schedule '"cosine_decay"' 'must be an object, got "cosine_decay"'
+awk 'BEGIN { printf "{\"odd\": [1"; for (i = 0; i < 9999; i++) printf ", 1"; print "]}" }' >odd.json
+expect 1 "odd: unknown setting, got [1, 1" lora $on -c odd.json
+[ ${#output} -lt 400 ] || complain "lora -c quotes ${#output} bytes of its file"
+printf 'model: packed\ntrain: true\n' >lora.conf
+for file in lora.conf rates; do
+  expect 1 "$file: must be a JSON object; YAML is not read: write the same keys as JSON" lora $on -c $file
+done
 echo '{"iters": "many"}' >many.json
 expect 2 "--iters" lora $on -c many.json
 expect 1 "nowhere.json" lora $on -c nowhere.json

@@ -33,6 +33,57 @@ TEST(FitRates, WarmupAndCosine) {
   EXPECT_EQ(jobs::learning_rate_at(o, 4), 0.8);
 }
 
+// What mlx_lm.tuner.utils.build_schedule gives for updates 0, 1, ...
+TEST(FitRates, SchedulesAreThoseOfMlxLm) {
+  struct Row {
+    jobs::Schedule schedule;
+    std::vector<double> rates;
+  };
+  const Row table[] = {
+      {{"cosine_decay", {1e-5, 10, 1e-7}, 3, 1e-7},
+       {1e-7, 3.4e-6, 6.7e-6, 1e-5, 1e-5, 9.75773e-6, 9.05463e-6, 7.95954e-6, 6.57963e-6, 5.05e-6,
+        3.52037e-6, 2.14046e-6, 1.04537e-6, 3.4227e-7, 1e-7, 1e-7}},
+      {{"cosine_decay", {1e-5, 4}}, {1e-5, 8.53553e-6, 5e-6, 1.46447e-6, 0, 0}},
+      {{"linear_schedule", {1e-3, 1e-4, 5}, 2},
+       {0, 5e-4, 1e-3, 1e-3, 8.2e-4, 6.4e-4, 4.6e-4, 2.8e-4, 1e-4, 1e-4}},
+      {{"exponential_decay", {0.1, 0.9}}, {0.1, 0.09, 0.081, 0.0729, 0.06561, 0.059049}},
+      {{"step_decay", {0.1, 0.5, 3}, 1},
+       {0, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.025, 0.025, 0.025, 0.0125}},
+  };
+  for (const Row& row : table) {
+    FitOptions o;
+    o.learning_rate = 1;  // not asked for
+    o.schedule = row.schedule;
+    for (std::size_t i = 0; i < row.rates.size(); ++i) {
+      EXPECT_NEAR(jobs::learning_rate_at(o, static_cast<std::int64_t>(i) + 1), row.rates[i],
+                  6e-6 * row.schedule.arguments[0])
+          << row.schedule.name << " " << i;
+    }
+  }
+}
+
+TEST(FitRates, SchedulesThatAreNone) {
+  expect_refused({
+      {"name", jobs::schedule_check({"join_schedules", {1}}), Errc::kArgument,
+       "exponential_decay or step_decay, got 'join_schedules'"},
+      {"few", jobs::schedule_check({"cosine_decay", {1}}), Errc::kArgument,
+       "arguments of cosine_decay must be [rate, steps] or [rate, steps, end], got 1 numbers"},
+      {"many", jobs::schedule_check({"exponential_decay", {1, 1, 1}}), Errc::kArgument,
+       "must be [rate, decay], got 3 numbers"},
+      {"steps", jobs::schedule_check({"cosine_decay", {1e-5, 0.5}}), Errc::kArgument,
+       "argument 2 of cosine_decay, [rate, steps] or [rate, steps, end], must be a whole number "
+       "from 1 to 2^30, got 0.5"},
+      {"rate", jobs::schedule_check({"linear_schedule", {1, -1, 5}}), Errc::kArgument,
+       "must be a rate of at least 0, got -1"},
+      {"decay", jobs::schedule_check({"step_decay", {1, 1.5, 5}}), Errc::kArgument,
+       "must be a decay from 0 to 1, got 1.5"},
+      {"warmup", jobs::schedule_check({"cosine_decay", {1, 5}, -1}), Errc::kArgument,
+       "warmup must be a whole number from 0"},
+      {"init", jobs::schedule_check({"cosine_decay", {1, 5}, 1, -1}), Errc::kArgument,
+       "warmup_init must be a rate of at least 0"},
+  });
+}
+
 // The loss of batch b is Σ w·c(b): its gradient is c(b) and nothing else, so the run can be written down in double.
 TEST_P(Fit, FollowsTheFormulaInDouble) {
   constexpr std::size_t kSize = 5;
@@ -293,6 +344,20 @@ TEST_P(Fit, RefusesWhatItCannotTrain) {
        Errc::kArgument, "weight_decay"},
       {"warmup", options_with([](auto& o) { o.warmup = -1; }), Errc::kArgument, "warmup"},
       {"share", options_with([](auto& o) { o.final_share = 1.5; }), Errc::kArgument, "final_share"},
+      {"schedule", options_with([](auto& o) { o.schedule = {"odd", {1}}; }), Errc::kArgument,
+       "schedule: name"},
+      {"two warmups", options_with([](auto& o) {
+         o.schedule = {"cosine_decay", {1, 5}};
+         o.cosine = false;
+         o.warmup = 1;
+       }),
+       Errc::kArgument, "a schedule has its own warmup"},
+      {"two schedules", options_with([](auto& o) {
+         o.schedule = {"cosine_decay", {1, 5}};
+         o.cosine = true;
+         o.warmup = 0;
+       }),
+       Errc::kArgument, "a schedule has its own warmup and decay, got cosine too"},
       {"clip", options_with([](auto& o) { o.clip = -1; }), Errc::kArgument, "clip"},
       {"reports", options_with([](auto& o) { o.report_every = -1; }), Errc::kArgument,
        "report_every"},

@@ -4,7 +4,8 @@
 // Formula    step t = 1 … iterations: g = 1/A·Σ of the gradients of batches A·(t−1) … A·t − 1, A = accumulation;
 //            g scaled to a norm of at most clip; the optimiser's step (mlxtape/jobs/optimiser.h) at the rate of t.
 //            rate(t) = learning_rate·t/warmup up to warmup; then learning_rate, or with cosine
-//            final + (learning_rate − final)·(1 + cos(π·u))/2, u = (t − warmup)/(iterations − warmup), final = learning_rate·final_share
+//            final + (learning_rate − final)·(1 + cos(π·u))/2, u = (t − warmup)/(iterations − warmup), final = learning_rate·final_share;
+//            or, where there is a schedule (mlxtape/jobs/schedule.h), that alone after t − 1 updates.
 // Rows       a row-sparse gradient (mlxtape/tape/rows.h), of an embedding that is not also the head, is stepped by rows: rows
 //            that no token selected stay unchanged. With lazy_rows off every row decays, as in mlx-lm; so it does if the
 //            optimiser does not support rows.
@@ -37,6 +38,7 @@
 
 #include "mlxtape/jobs/not_finite.h"
 #include "mlxtape/jobs/optimiser.h"
+#include "mlxtape/jobs/schedule.h"
 #include "mlxtape/tape/tape.h"
 
 namespace mlxtape::jobs {
@@ -89,7 +91,8 @@ struct FitOptions {
   std::int64_t warmup = 0;
   bool cosine = false;
   double final_share = 0;
-  double clip = 0;  // 0: no clipping
+  Schedule schedule = {};  // in place of learning_rate, warmup, cosine and final_share
+  double clip = 0;         // 0: no clipping
   OptimiserPtr optimiser = std::make_shared<AdamW>();
   bool lazy_rows = true;
   std::optional<bool> capture;  // of steps; unset: as the device's traits say
