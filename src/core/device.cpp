@@ -101,9 +101,16 @@ std::string kernel_cache() {
   return the_kernel_cache().folder;
 }
 
+void Device::set_option(const std::string& option, double) {
+  throw Error(Errc::kArgument, "device: " + name() + " has no option " + shown(option));
+}
+
+Buffer Device::adopt(const Buffer&) { return {}; }
+
 const Kernel& Device::add_kernel(const SourceKernel& kernel) {
   throw Error(Errc::kDevice, "device: kernel " + kernel.name +
-                                 " comes as source, which needs a cuda device, got " + name());
+                                 " comes as source, which needs a cuda or metal device, got " +
+                                 name());
 }
 
 // A tensor without elements still belongs to its device, so it holds the smallest block.

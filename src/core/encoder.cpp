@@ -106,6 +106,7 @@ void CommandEncoder::run(const Kernel& kernel, const void* args, std::size_t arg
       }
       if (workspace) recorded_memory_.push_back(workspace.backing());
     }
+    operands_ = {in, out, workspace.bytes()};
     const KernelCall call{{addresses.data(), in.size()},
                           {addresses.data() + in.size(), out.size()},
                           args,
@@ -358,6 +359,9 @@ void CommandEncoder::upload(const void* host, std::size_t bytes, const Tensor& t
 
 Tensor CommandEncoder::place(const Tensor& host) {
   if (device_->traits().uses_host_memory) return host;
+  if (const Buffer same = device_->adopt(host.buffer())) {
+    return {same, host.dtype(), host.shape(), host.strides(), host.offset()};
+  }
   const Tensor there = empty(host.shape(), host.dtype());
   upload(host.data(), host.bytes(), there);
   return there;

@@ -143,7 +143,7 @@ struct MemoryPool::Impl {
       throw Error(Errc::kOutOfMemory,
                   "memory: " + device->name() + " may use " + with_units(stats.limit) + " and " +
                       with_units(stats.current) + " are in use, got a request for " +
-                      with_units(asked) + "; free tensors or raise the limit");
+                      with_units(asked) + "; free tensors or raise the limit" + raw->advice());
     }
     auto block = std::make_unique<Block>();
     block->address = raw->allocate(wanted.bytes, block->is_zero);
@@ -154,7 +154,7 @@ struct MemoryPool::Impl {
     if (block->address == nullptr) {
       throw Error(Errc::kOutOfMemory, "memory: " + device->name() + " has no room for " +
                                           with_units(asked) + "; " + with_units(stats.current) +
-                                          " are in use");
+                                          " are in use" + raw->advice());
     }
     block->guard = guarded ? kGuard : 0;
     block->address = static_cast<char*>(block->address) + block->guard;

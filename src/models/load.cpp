@@ -199,6 +199,11 @@ class Loader {
       count(stored.like.bytes());
       return source_.files().tensor(stored.name);
     }
+    const Tensor host = source_.files().tensor(stored.name);
+    if (const Buffer same = place_->encoder.device().adopt(host.buffer())) {
+      count(stored.like.bytes());
+      return {same, host.dtype(), host.shape()};
+    }
     const Tensor t = empty(stored.like.shape(), stored.like.dtype());
     copy(stored, 0, t);
     return t;

@@ -79,6 +79,14 @@ class Device {
   // May a kernel of ours start while the one before it ends? Yes by default; results are the same.
   virtual void set_overlap(bool) {}
 
+  // One of the settings that a backend documents in its device.cpp, for measurements and for machines that need another
+  // than the default. Throws kArgument where there is no such option.
+  virtual void set_option(const std::string& name, double value);
+
+  // Memory of the host as this device's own, without a copy, which it holds as long as somebody has the result. A Buffer
+  // without memory where the device cannot: most can use a mapped file's pages at best.
+  virtual Buffer adopt(const Buffer& host);
+
   // Adds a kernel from source text to the registry (core/source_kernel.h); every device of this backend
   // can run it. Throws kDevice where there is no compiler for such.
   virtual const Kernel& add_kernel(const SourceKernel& kernel);

@@ -118,6 +118,13 @@ class CommandEncoder {
  protected:
   explicit CommandEncoder(Device& device) : device_(&device) {}
 
+  // Of the launch that is under way: what a backend needs to know of the tensors beyond their addresses.
+  struct Operands {
+    std::span<const TensorRef> in, out;
+    std::size_t workspace_bytes = 0;
+  };
+  const Operands& operands() const { return operands_; }
+
   // What a backend does; called with the encoder locked.
   virtual void launch(const Kernel& kernel, const KernelCall& call) = 0;
   virtual void launch_traced(const Kernel& kernel, const KernelCall& call,
@@ -145,6 +152,7 @@ class CommandEncoder {
   mutable std::atomic<std::thread::id> holder_{};  // of the mutex
   EncoderCounters counters_;
   std::shared_ptr<Trace> trace_;
+  Operands operands_;
   bool launching_ = true;
   bool rehearsing_ = false;
   bool recording_ = false;

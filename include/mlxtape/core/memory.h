@@ -23,6 +23,8 @@ class RawMemory {
   virtual void release(void* address, std::size_t bytes) noexcept = 0;
   virtual void fill(void* address, unsigned char value, std::size_t bytes) = 0;
   virtual bool is_filled(const void* address, unsigned char value, std::size_t bytes) = 0;
+  // What else can be done where there is no more: the end of a sentence, or nothing.
+  virtual const char* advice() const { return ""; }
   // Under a sanitizer that can watch this memory, an access to what is closed ends the process.
   virtual void close(const void* /*address*/, std::size_t /*bytes*/) noexcept {}
   virtual void open(const void* /*address*/, std::size_t /*bytes*/) noexcept {}

@@ -20,7 +20,7 @@ namespace mlxtape {
 
 // All that a launcher may see: addresses in the order the op's host file lists them, the op's
 // *Args struct, scratch memory of the size its workspace function asked for, the backend's queue
-// (null on the CPU, a cudaStream_t on CUDA), and the state given at registration.
+// (null on the CPU, a cudaStream_t on CUDA, a metal::Target on Metal), and the state given at registration.
 struct KernelCall {
   std::span<void* const> in;
   std::span<void* const> out;

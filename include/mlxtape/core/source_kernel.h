@@ -1,12 +1,14 @@
-// A kernel that comes as source text in the language of its backend (CUDA C++ on cuda). It is compiled
-// when it is first launched, and can be kept on disk for the next process; it is dispatched like ours.
+// A kernel that comes as source text in the language of its backend (CUDA C++ on cuda, MSL on metal). It is
+// compiled when it is first launched, and can be kept on disk for the next process; it is dispatched like ours.
 //
 //   extern "C" __global__ void scale(const float* x, float* y, Args args);
 //
 //   const Kernel& kernel = device.add_kernel({"my_scale_f32", "scale", text, grid});
 //   encoder.dispatch(kernel, Args{n, 2.0F}, {x}, {y});
 //
-// The function gets the addresses of the inputs, then those of the outputs, then the arguments by value.
+// The function gets the addresses of the inputs, then those of the outputs, then the arguments by value. On
+// metal it is a `kernel` with inputs, outputs and `constant Args&` at buffer(0), buffer(1)...; options must be
+// empty, and shared_bytes are at threadgroup(0).
 //
 // Kept in the folder of set_kernel_cache: one file for each text, compiler and GPU. Files may be deleted
 // at any time; a damaged one is made again. A text that includes files of its own ("...") is not kept,
