@@ -1,7 +1,9 @@
 #include "support/op_test.h"
 
+#include <algorithm>
 #include <string>
 
+#include "core/op_kernels.h"
 #include "mlxtape/core/threads.h"
 
 namespace mlxtape::test {
@@ -65,9 +67,11 @@ std::vector<double> OnDevice::download(const Tensor& t) {
 
 std::vector<Backend> built_backends() {
   std::vector<Backend> found{Backend::kCpu};
-#ifdef MLXTAPE_HAS_CUDA
-  found.push_back(Backend::kCuda);
-#endif
+  for (const OpKernels& each : op_kernels()) {
+    if (std::find(found.begin(), found.end(), each.backend) == found.end()) {
+      found.push_back(each.backend);
+    }
+  }
   return found;
 }
 

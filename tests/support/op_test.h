@@ -41,7 +41,7 @@ class OnDevice : public testing::TestWithParam<Backend> {
   std::unique_ptr<CommandEncoder> encoder_;
 };
 
-// Backends this build has; the cpu always.
+// Backends that this program is linked with; the cpu always.
 std::vector<Backend> built_backends();
 std::string backend_name(const testing::TestParamInfo<Backend>& info);
 
