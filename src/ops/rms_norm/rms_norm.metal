@@ -392,7 +392,7 @@ template <typename Out>
     constant uint& count [[buffer(2)]], constant uint& columns [[buffer(3)]],
     uint group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
     uint simd [[simdgroup_index_in_threadgroup]]) {
-  threadgroup float room[8][32];
+  threadgroup float room[256];
   sum_partials(parts, count, columns, dw, room, group, lane, simd);
 }
 
