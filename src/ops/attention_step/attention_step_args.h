@@ -1,18 +1,20 @@
 // Read by attention_step.cpp and its kernels. in: q, k, v, lengths, sinks or nothing; out: y, keys, values.
 #pragma once
 
+#ifndef __METAL_VERSION__
 #include <cstdint>
+#endif
 
 namespace mlxtape::ops {
 
 struct AttentionStepArgs {
-  std::int64_t batch, tokens, capacity;
-  std::int64_t heads, key_heads, dim, value_dim;
+  int64_t batch, tokens, capacity;
+  int64_t heads, key_heads, dim, value_dim;
   // Of q, k, v: from one batch entry, token, head to the next; channels lie side by side.
-  std::int64_t q[3], k[3], v[3];
-  std::int64_t window;  // 0: none
+  int64_t q[3], k[3], v[3];
+  int64_t window;  // 0: none
   float scale;
-  std::int32_t padding;
+  int32_t padding;
 };
 static_assert(sizeof(AttentionStepArgs) == 144, "host and device must agree");
 

@@ -2,12 +2,14 @@
 // d_beta or nothing; out da, db, and f32 [tokens, H], whose sums are the other two: d_decay·decay and dz.
 #pragma once
 
+#ifndef __METAL_VERSION__
 #include <cstdint>
+#endif
 
 namespace mlxtape::ops {
 
 struct DeltaGatesArgs {
-  std::int64_t tokens, heads;
+  int64_t tokens, heads;
 };
 static_assert(sizeof(DeltaGatesArgs) == 16, "host and device must agree");
 

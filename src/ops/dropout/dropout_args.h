@@ -2,14 +2,16 @@
 // nothing.
 #pragma once
 
+#ifndef __METAL_VERSION__
 #include <cstdint>
+#endif
 
 namespace mlxtape::ops {
 
 struct DropoutArgs {
-  std::int64_t count;  // elements
-  std::uint32_t last;  // kept where the word is at most this
-  float scale;         // of what is kept
+  int64_t count;  // elements
+  uint32_t last;  // kept where the word is at most this
+  float scale;    // of what is kept
 };
 static_assert(sizeof(DropoutArgs) == 16, "host and device must agree");
 

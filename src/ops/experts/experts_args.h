@@ -11,12 +11,14 @@
 // On CUDA in 16 bits x, dy, hidden, d_hidden and the weights begin at multiples of 16 bytes.
 #pragma once
 
+#ifndef __METAL_VERSION__
 #include <cstdint>
+#endif
 
 namespace mlxtape::ops {
 
 struct ExpertsArgs {
-  std::int64_t tokens, chosen, experts, width, inner;  // T, k, E, H, I
+  int64_t tokens, chosen, experts, width, inner;  // T, k, E, H, I
 };
 static_assert(sizeof(ExpertsArgs) == 40, "host and device must agree");
 

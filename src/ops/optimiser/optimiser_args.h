@@ -8,34 +8,38 @@
 //         of squares: in each gradient; out one sum.  norm: in sums; out norm, scale.
 #pragma once
 
+#ifndef __METAL_VERSION__
 #include <cstdint>
+#endif
+
+#include "core/program_constant.h"
 
 namespace mlxtape::ops {
 
-constexpr int kOptimiserMost = 64;
-constexpr int kOptimiserMostRows = 8;
-constexpr int kOptimiserMostStates = 2;
-constexpr std::int64_t kOptimiserPiece = 16384;
+MT_CONSTANT int kOptimiserMost = 64;
+MT_CONSTANT int kOptimiserMostRows = 8;
+MT_CONSTANT int kOptimiserMostStates = 2;
+MT_CONSTANT int64_t kOptimiserPiece = 16384;
 
 struct OptimiserArgs {
-  std::int64_t count;
-  std::int64_t sizes[kOptimiserMost];
-  std::int32_t f32_grads;  // else as w
-  std::int32_t has_master;
+  int64_t count;
+  int64_t sizes[kOptimiserMost];
+  int32_t f32_grads;  // else as w
+  int32_t has_master;
   float beta1, beta2, eps, weight_decay;  // beta1: momentum of sgd
   float rest1, rest2;                     // 1 − beta; of sgd 1 − dampening
   float log_beta1, log_beta2;
-  std::int32_t bias_correction, has_momentum, nesterov;
-  std::int64_t rows[kOptimiserMostRows];    // by rows: of w
-  std::int64_t widths[kOptimiserMostRows];  // elements of a row
+  int32_t bias_correction, has_momentum, nesterov;
+  int64_t rows[kOptimiserMostRows];    // by rows: of w
+  int64_t widths[kOptimiserMostRows];  // elements of a row
 };
 
 struct NormArgs {
-  std::int64_t sums;
+  int64_t sums;
   float most;
 };
 
-inline std::int64_t optimiser_pieces(std::int64_t size) {
+inline int64_t optimiser_pieces(int64_t size) {
   return (size + kOptimiserPiece - 1) / kOptimiserPiece;
 }
 

@@ -6,16 +6,18 @@
 //   dequantize_bwd  in: codes, dw. out: d_scales, d_biases.
 #pragma once
 
+#ifndef __METAL_VERSION__
 #include <cstdint>
+#endif
 
 namespace mlxtape::ops {
 
 struct QuantizeArgs {
-  std::int64_t groups;
-  std::int32_t group_shift;  // group_size = 2^group_shift
-  std::int32_t bits;
-  std::int32_t gpu_rule;
-  std::int32_t scales;  // their DType
+  int64_t groups;
+  int32_t group_shift;  // group_size = 2^group_shift
+  int32_t bits;
+  int32_t gpu_rule;
+  int32_t scales;  // their DType
 };
 static_assert(sizeof(QuantizeArgs) == 24, "host and device must agree");
 

@@ -12,17 +12,19 @@
 //             gradients of gate, up, down.
 #pragma once
 
+#ifndef __METAL_VERSION__
 #include <cstdint>
+#endif
 
 namespace mlxtape::ops {
 
 struct QuantizedExpertsArgs {
-  std::int64_t tokens, chosen, experts, width, inner;  // T, k, E, H, I
+  int64_t tokens, chosen, experts, width, inner;  // T, k, E, H, I
   struct Form {
-    std::int32_t bits, group;
-    std::int32_t wide;  // scales and biases are f32 whatever x is
+    int32_t bits, group;
+    int32_t wide;  // scales and biases are f32 whatever x is
   } gate, up, down;
-  std::int32_t wide_hidden;  // hidden is f32 whatever x is
+  int32_t wide_hidden;  // hidden is f32 whatever x is
 };
 static_assert(sizeof(QuantizedExpertsArgs) == 80, "host and device must agree");
 

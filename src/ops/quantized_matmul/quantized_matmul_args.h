@@ -2,15 +2,17 @@
 // fwd: in x, codes, scales, biases; out y. m is at most as large as the host says.
 #pragma once
 
+#ifndef __METAL_VERSION__
 #include <cstdint>
+#endif
 
 namespace mlxtape::ops {
 
 struct QuantizedMatmulArgs {
-  std::int64_t m, n, k;
-  std::int32_t bits, group;
-  std::int32_t wide;  // scales and biases are f32 whatever x is
-  std::int32_t unused;
+  int64_t m, n, k;
+  int32_t bits, group;
+  int32_t wide;  // scales and biases are f32 whatever x is
+  int32_t unused;
 };
 static_assert(sizeof(QuantizedMatmulArgs) == 40, "host and device must agree");
 

@@ -3,21 +3,23 @@
 // lengths again.
 #pragma once
 
+#ifndef __METAL_VERSION__
 #include <cstdint>
+#endif
 
 namespace mlxtape::ops {
 
 // How CUDA works on a row; the CPU has one way.
-enum class SampleForm : std::int32_t {
+enum class SampleForm : int32_t {
   kQuickest,  // what the shape and the device allow
   kPortable,  // one block, and what does not fit its shared memory is read again
 };
 
 struct SampleArgs {
-  std::int64_t rows, vocabulary;
-  std::int64_t room;    // H
-  std::int64_t biases;  // K
-  std::int32_t logprobs, top, append;
+  int64_t rows, vocabulary;
+  int64_t room;    // H
+  int64_t biases;  // K
+  int32_t logprobs, top, append;
   SampleForm form;
 };
 static_assert(sizeof(SampleArgs) == 48, "host and device must agree");

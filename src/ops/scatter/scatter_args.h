@@ -2,14 +2,16 @@
 // has the elements of x. All contiguous.
 #pragma once
 
+#ifndef __METAL_VERSION__
 #include <cstdint>
+#endif
 
 namespace mlxtape::ops {
 
 struct ScatterArgs {
-  std::int64_t outer, count, width;  // indices, values [outer, count, width]
-  std::int64_t length;               // y [outer, length, width]
-  std::int64_t index_type;           // a DType
+  int64_t outer, count, width;  // indices, values [outer, count, width]
+  int64_t length;               // y [outer, length, width]
+  int64_t index_type;           // a DType
 };
 static_assert(sizeof(ScatterArgs) == 40, "host and device must agree");
 

@@ -7,35 +7,37 @@
 // sum_rows_add_<dense>: in ids, rows; out dense.
 #pragma once
 
+#ifndef __METAL_VERSION__
 #include <cstdint>
+#endif
 
 namespace mlxtape::ops {
 
-constexpr std::int64_t kSumRowsChunk = 32;
-constexpr std::int32_t kSumRowsNowhere = INT32_MAX;
+constexpr int64_t kSumRowsChunk = 32;
+constexpr int32_t kSumRowsNowhere = INT32_MAX;
 
 struct SumRowsPlacesArgs {
-  std::int64_t count, rows;
-  std::int64_t index_type;  // a DType
+  int64_t count, rows;
+  int64_t index_type;  // a DType
 };
 
 struct SumRowsKeysArgs {
-  std::int64_t count, slots;  // slots 0: keys alone
+  int64_t count, slots;  // slots 0: keys alone
 };
 
 struct SumRowsArgs {
-  std::int64_t outer, count, width;  // terms [outer, count, width]
-  std::int64_t rows;                 // y [outer, rows, width]
-  std::int32_t by_slot;   // rows of y are slots, and those without an id are zero; else keys
-  std::int32_t adds;      // to what y has
-  std::int64_t f32_sums;  // y is f32, else as terms
+  int64_t outer, count, width;  // terms [outer, count, width]
+  int64_t rows;                 // y [outer, rows, width]
+  int32_t by_slot;              // rows of y are slots, and those without an id are zero; else keys
+  int32_t adds;                 // to what y has
+  int64_t f32_sums;             // y is f32, else as terms
 };
 static_assert(sizeof(SumRowsArgs) == 48, "host and device must agree");
 
 struct SumRowsAddArgs {
-  std::int64_t count, width;  // rows [count, width]
-  std::int64_t rows;          // dense [rows, width]; ids outside are skipped
-  std::int64_t from;          // DType of rows
+  int64_t count, width;  // rows [count, width]
+  int64_t rows;          // dense [rows, width]; ids outside are skipped
+  int64_t from;          // DType of rows
 };
 
 }  // namespace mlxtape::ops

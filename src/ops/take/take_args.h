@@ -4,26 +4,30 @@
 // of the axes that they index, or kTakeNowhere.
 #pragma once
 
+#ifndef __METAL_VERSION__
 #include <cstdint>
+#endif
+
+#include "core/program_constant.h"
 
 namespace mlxtape::ops {
 
 struct TakeArgs {
-  std::int64_t outer, count, width;        // y [outer, count, width]
-  std::int64_t length;                     // C
-  std::int64_t outer_stride, axis_stride;  // of x, which is contiguous along width
-  std::int64_t index_type;                 // a DType
+  int64_t outer, count, width;        // y [outer, count, width]
+  int64_t length;                     // C
+  int64_t outer_stride, axis_stride;  // of x, which is contiguous along width
+  int64_t index_type;                 // a DType
 };
 static_assert(sizeof(TakeArgs) == 56, "host and device must agree");
 
-constexpr int kTakeMostAxes = 8;
-constexpr std::int64_t kTakeNowhere = INT64_MIN;  // outside, also once a length was added
+MT_CONSTANT int kTakeMostAxes = 8;
+MT_CONSTANT int64_t kTakeNowhere = -9223372036854775807 - 1;  // outside, also once a length was added
 
 struct TakePlacesArgs {
-  std::int64_t count;  // of each tensor
-  std::int64_t axes;
-  std::int64_t lengths[kTakeMostAxes];
-  std::int64_t index_types[kTakeMostAxes];
+  int64_t count;  // of each tensor
+  int64_t axes;
+  int64_t lengths[kTakeMostAxes];
+  int64_t index_types[kTakeMostAxes];
 };
 
 }  // namespace mlxtape::ops
