@@ -1,0 +1,13 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace mlxtape::metal_bind {
+
+// C++ for the emulator, from a preprocessed text in Metal's language. Throws Error where the text breaks a rule of the
+// language that C++ does not know.
+std::string bind_kernels(const std::string& stem, const std::string& preprocessed,
+                         std::uint64_t text_hash);
+
+}  // namespace mlxtape::metal_bind
