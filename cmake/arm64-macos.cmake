@@ -25,6 +25,9 @@ set(CMAKE_OSX_SYSROOT "" CACHE STRING "")
 set(CMAKE_C_FLAGS_INIT "-Werror=unguarded-availability")
 set(CMAKE_CXX_FLAGS_INIT "-Werror=unguarded-availability -U_LIBCPP_HAS_VENDOR_AVAILABILITY_ANNOTATIONS -D_LIBCPP_HAS_VENDOR_AVAILABILITY_ANNOTATIONS=1")
 
+# Zig brings the system's library alone. Of the others that the Metal backend uses, cmake/mac lists what there is to link.
+set(CMAKE_EXE_LINKER_FLAGS_INIT "-F${CMAKE_CURRENT_LIST_DIR}/mac -L${CMAKE_CURRENT_LIST_DIR}/mac")
+
 set(CMAKE_FIND_ROOT_PATH ${MLXTAPE_MAC_PACKAGES}/root)
 set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
 set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)

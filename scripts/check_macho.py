@@ -10,7 +10,12 @@ import struct
 import sys
 
 VERSION = (14, 0)
-LIBRARIES = {"/usr/lib/libSystem.B.dylib"}
+LIBRARIES = {
+    "/System/Library/Frameworks/Foundation.framework/Versions/C/Foundation",
+    "/System/Library/Frameworks/Metal.framework/Versions/A/Metal",
+    "/usr/lib/libSystem.B.dylib",
+    "/usr/lib/libobjc.A.dylib",
+}
 
 # <mach-o/loader.h> and <kern/cs_blobs.h>
 MAGIC_64, CPU_ARM64, EXECUTE = 0xFEEDFACF, 0x0100000C, 2

@@ -72,11 +72,15 @@ void info(const Globals& globals) {
   };
   print("mlxtape " + get("version") + " (" + get("commit") + "), " + get("compiler") + "\n");
   for (const Json& device : all.find("devices")->array()) {
-    const bool is_cuda = text(*device.find("backend")) == "cuda";
+    const std::string backend = text(*device.find("backend"));
     print("\n" + text(*device.find("name")) + "\n");
     Facts facts;
     facts.add("  memory", human_bytes(device.find("memory_bytes")->number()));
-    facts.add(is_cuda ? "  multiprocessors" : "  cores", text(*device.find("compute_units")));
+    // Metal does not tell how many there are.
+    if (backend != "metal") {
+      facts.add(backend == "cuda" ? "  multiprocessors" : "  cores",
+                text(*device.find("compute_units")));
+    }
     facts.add("  kernels", text(*device.find("kernels")));
     for (const auto& [what, value] : device.find("details")->object()) {
       facts.add("  " + what, text(value));

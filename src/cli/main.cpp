@@ -17,6 +17,7 @@
 #include "command.h"
 #include "commit.h"
 #include "describe.h"
+#include "mlxtape/base/quote.h"
 #include "mlxtape/core/device.h"
 #include "mlxtape/core/source_kernel.h"
 #include "mlxtape/core/threads.h"
@@ -120,6 +121,27 @@ std::string unknown_text(const CLI::App& app, const std::string& word) {
   return what + word + (advice.empty() ? "" : ". " + advice);
 }
 
+// What Device::set_option offers and somebody may want to try on a machine: MLXTAPE_METAL_SERIAL=1.
+void set_device_options() {
+  constexpr std::pair<const char*, const char*> kMetal[] = {
+      {"MLXTAPE_METAL_OPS", "dispatches"},
+      {"MLXTAPE_METAL_MB", "megabytes"},
+      {"MLXTAPE_METAL_SERIAL", "serial"},
+      {"MLXTAPE_METAL_RESIDENCY", "residency"}};
+  for (const auto& [variable, option] : kMetal) {
+    const char* text = std::getenv(variable);
+    if (text == nullptr) continue;
+    char* end = nullptr;
+    const double value = std::strtod(text, &end);
+    if (end == text || *end != '\0' || !(value >= 0)) {
+      called_wrongly(std::string(variable) + " must be a number of 0 or more, got " + shown(text));
+    }
+    for (Device* device : Device::all()) {
+      if (device->backend() == Backend::kMetal) device->set_option(option, value);
+    }
+  }
+}
+
 // What comes before the command that was asked for.
 void start(const CLI::App& app, const Globals& globals) {
   const std::vector<std::string> unknown = app.remaining(true);
@@ -128,6 +150,7 @@ void start(const CLI::App& app, const Globals& globals) {
   set_threads(globals.threads);
   set_kernel_cache(cache_folder());
   if (!globals.cpu_target.empty()) cpu::limit_target(globals.cpu_target);
+  set_device_options();
 }
 
 // "mlxtape bench ops", for "see mlxtape bench ops --help".

@@ -82,9 +82,7 @@ class MetalDevice final : public Device {
   std::vector<std::pair<std::string, std::string>> details() const override;
 
   void set_overlap(bool on) override {
-    StreamOptions options = started().machine.stream.options();
-    options.overlap = on;
-    started().machine.stream.set(options);
+    change([on](StreamOptions& options) { options.overlap = on; });
   }
   void set_option(const std::string& name, double value) override;
   const Kernel& add_kernel(const SourceKernel& kernel) override {
@@ -99,11 +97,20 @@ class MetalDevice final : public Device {
 
  private:
   Started& started() {
-    std::call_once(once_, [&] {
+    const std::lock_guard lock(mutex_);
+    if (!started_) {
       started_ =
           std::make_unique<Started>(*this, device_.get(), memory_limit(limits_.memory_bytes));
-    });
+      started_->machine.stream.set(options_);
+    }
     return *started_;
+  }
+  // Of a device that nobody uses yet, for when it starts.
+  template <class Change>
+  void change(const Change& change) {
+    const std::lock_guard lock(mutex_);
+    change(options_);
+    if (started_) started_->machine.stream.set(options_);
   }
 
   Retained device_;
@@ -111,7 +118,8 @@ class MetalDevice final : public Device {
   std::string others_;  // GPUs beside it that cannot be used, and why
   DeviceLimits limits_;
   DeviceTraits traits_;
-  std::once_flag once_;
+  std::mutex mutex_;
+  StreamOptions options_;
   std::unique_ptr<Started> started_;
 };
 
@@ -139,20 +147,17 @@ void MetalDevice::set_option(const std::string& name, double value) {
       {"patience_seconds", &StreamOptions::patience_seconds}};
   static const std::map<std::string, bool StreamOptions::*> kSwitches = {
       {"serial", &StreamOptions::serial}, {"residency", &StreamOptions::residency}};
-  Stream& stream = started().machine.stream;
-  StreamOptions options = stream.options();
   if (const auto found = kNumbers.find(name); found != kNumbers.end()) {
     if (!(value > 0)) {
       throw Error(Errc::kArgument, "device: option " + name + " must be greater than 0, got " +
                                        std::to_string(value));
     }
-    options.*found->second = value;
+    change([&](StreamOptions& options) { options.*found->second = value; });
   } else if (const auto on = kSwitches.find(name); on != kSwitches.end()) {
-    options.*on->second = value != 0;
+    change([&](StreamOptions& options) { options.*on->second = value != 0; });
   } else {
     Device::set_option(name, value);
   }
-  stream.set(options);
 }
 
 Buffer MetalDevice::adopt(const Buffer& host) {
