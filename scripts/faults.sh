@@ -8,7 +8,8 @@
 #
 # tests/faults/<op>.faults runs that op's tests (op_tests), core.faults runs unit_tests, nn.faults those of the
 # blocks, formats.faults and formats_text.faults run formats_tests, models.faults model_tests, train.faults those of data and
-# training, distil.faults those of evaluation, distillation and dynamic quantisation, tasks.faults those of the tasks.
+# training, distil.faults those of evaluation, distillation and dynamic quantisation, tasks.faults those of the tasks,
+# metal.faults metal_tests. So do faults in .metal files and in src/backends/metal, for the op's tests on the emulated device.
 # In these files
 #
 #   file   src/ops/x/x.cpu.cpp     of the faults that follow
@@ -141,16 +142,16 @@ export CCACHE_BASEDIR=$work CCACHE_NOHASHDIR=1  # the copy has another name ever
 export RC_PARAMS=seed=1                          # the same random cases every time
 ulimit -c 0
 
-build() {
-  nice cmake --build "$work/build" -j 2 --target "$program" >"$work/build.log" 2>&1
+build() { # program
+  nice cmake --build "$work/build" -j 2 --target "$1" >"$work/build.log" 2>&1
 }
 # Where timeout is no command of the system's: ended by SIGALRM, exit status 142.
 within() { # seconds, command ...
   if command -v timeout >/dev/null; then timeout "$@"; else perl -e 'alarm shift; exec @ARGV or die' "$@"; fi
 }
-run_tests() {
+run_tests() { # program filter
   (
-    within "$limit" nice "$work/build/bin/$program" --gtest_filter="$filter" --gtest_fail_fast $flags
+    within "$limit" nice "$work/build/bin/$1" --gtest_filter="$2" --gtest_fail_fast $flags
     exit $?  # else the shell would report a crash on its own stderr
   ) >"$work/test.log" 2>&1
 }
@@ -186,6 +187,15 @@ suites_of() { # name
   printf '%s\n' "$suite*:*/$suite*"
 }
 
+# Metal's kernels and what launches them have a program of their own.
+is_of_metal() { # file
+  [[ $1 == *.metal || $1 == src/backends/metal/* ]]
+}
+# "a*:*/a*" on the emulated device: "*/a*/metal".
+on_metal() { # filter
+  if [ "$1" = metal ]; then printf '*/metal:Metal*'; else printf '%s' "$1" | sed 's|[^:]*:\(\*/[^:]*\)|\1/metal|g'; fi
+}
+
 # Only the ops that the tests need are in the copy's list: a fault in a header then compiles few files.
 prepare() { # name
   program=op_tests flags=--gtest_throw_on_failure  # stops at the first failure
@@ -207,20 +217,29 @@ prepare() { # name
       sed -n 's|^#include "mlxtape/ops/\(.*\)\.h"|\1|p' | sort -u |
       while read -r op; do with_callees "$op"; done | sort -u)
     if [[ $1 == formats* ]]; then program=formats_tests ops=dropout; fi  # files know no op; the library must have one
+  elif [ "$1" = metal ]; then
+    program=metal_tests filter=metal
+    ops=$(printf 'softmax\nrms_norm\n' | while read -r op; do with_callees "$op"; done | sort -u)
   else
     filter=$(suites_of "$1")
     ops=$(with_callees "$1")
   fi
   printf '%s\n' "$ops" >"$ops_list"
-  cmake -S "$copy" -B "$work/build" -G Ninja -DMLXTAPE_CUDA=OFF -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" \
+  local metal=OFF programs=$program one
+  while IFS=$'\037' read -r file _; do if is_of_metal "$file"; then metal=AUTO; fi; done <"$work/$1.list"
+  if [ $metal = AUTO ] && [ $program != metal_tests ]; then programs="$program metal_tests"; fi
+  cmake -S "$copy" -B "$work/build" -G Ninja -DMLXTAPE_CUDA=OFF -DMLXTAPE_METAL=$metal -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" \
     -DCMAKE_BUILD_TYPE=Debug -DMLXTAPE_WERROR=OFF -DMLXTAPE_BUILD_EXAMPLES=OFF \
     -DCMAKE_CXX_FLAGS_DEBUG="-O1 -DHWY_COMPILE_ONLY_STATIC$(target_flags)" >"$work/build.log" 2>&1 ||
     { tail -n 40 "$work/build.log"; fail "does not configure"; }
-  build || { tail -n 40 "$work/build.log"; fail "$1: does not build without a fault"; }
-  local begun=$SECONDS
-  limit=1800 run_tests || { tail -n 40 "$work/test.log"; fail "$1: tests fail without a fault"; }
-  grep -q '^\[  PASSED  \] [1-9]' "$work/test.log" || fail "$1: no test matches $filter"
-  if [ $((3 * (SECONDS - begun))) -gt $limit ]; then limit=$((3 * (SECONDS - begun))); fi
+  for one in $programs; do
+    build $one || { tail -n 40 "$work/build.log"; fail "$1: does not build without a fault"; }
+    local begun=$SECONDS these=$filter
+    if [ $one = metal_tests ]; then these=$(on_metal "$filter"); fi
+    limit=1800 run_tests $one "$these" || { tail -n 40 "$work/test.log"; fail "$1: tests fail without a fault"; }
+    grep -q '^\[  PASSED  \] [1-9]' "$work/test.log" || fail "$1: no test matches $these"
+    if [ $((3 * (SECONDS - begun))) -gt $limit ]; then limit=$((3 * (SECONDS - begun))); fi
+  done
 }
 
 # ---- every fault ----
@@ -231,15 +250,16 @@ for name in "${names[@]}"; do
   prepare "$name"
   printf '%-24s unfaulted: builds and passes (%d s)\n' "$name" $((SECONDS - start))
   while IFS=$'\037' read -r file what after find put <&3; do
-    start=$SECONDS status=0
+    start=$SECONDS status=0 one=$program these=$filter
+    if is_of_metal "$file"; then one=metal_tests these=$(on_metal "$filter"); fi
     cp "$copy/$file" "$work/saved"
     if ! planted "$work/saved" "$after" "$find" "$put" >"$copy/$file" 2>/dev/null; then
       result='STALE' place=$file
-    elif ! build; then
+    elif ! build $one; then
       result='NO BUILD' place=$(grep -m 1 'error:' "$work/build.log" || echo "$file")
       broken=$((broken + 1))
     else
-      run_tests || status=$?
+      run_tests $one "$these" || status=$?
       if [ $status = 0 ]; then
         result='SURVIVED' place=$file survived=$((survived + 1))
       else

@@ -253,12 +253,18 @@ TEST(Device, TheCpuIsAlwaysThere) {
   EXPECT_GT(Device::cpu().limits().memory_bytes, 0);
   EXPECT_EQ(Device::cpu().name().rfind("cpu: ", 0), 0);
   EXPECT_EQ(&Device::find(Backend::kCpu), &Device::cpu());
-  try {
-    Device::find(Backend::kMetal);
-    FAIL() << "found";
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Errc::kDevice);
-    EXPECT_NE(std::string(e.what()).find("metal must exist"), std::string::npos);
+  // Every backend is here, or there is a reason why not.
+  EXPECT_GE(Device::all().size() + Device::absent().size(), kBackendCount);
+  for (const AbsentDevice& absent : Device::absent()) {
+    try {
+      Device::find(absent.backend);
+      FAIL() << "found";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Errc::kDevice);
+      const std::string says = std::string(name_of(absent.backend)) + " must exist";
+      EXPECT_NE(std::string(e.what()).find(says), std::string::npos);
+      EXPECT_NE(std::string(e.what()).find(absent.reason), std::string::npos);
+    }
   }
   EXPECT_THROW(Device::cpu().allocate(0), Error);
 }
