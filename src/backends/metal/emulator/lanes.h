@@ -188,11 +188,18 @@ struct KernelInfo {
   bool is_checked;
 };
 
+struct ConstantInfo {
+  int index;
+  const char* type;  // "bool", "int", "uint", "float"
+};
+
 struct KernelFile {
   const char* name;    // "softmax"
   std::uint64_t text;  // hash of the text that it was made from
   const KernelInfo* kernels;
   unsigned kernel_count;
+  const ConstantInfo* constants;
+  unsigned constant_count;
 };
 
 MLXTAPE_UNCHECKED inline const void* constant_or_null(unsigned index) {

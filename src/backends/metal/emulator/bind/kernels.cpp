@@ -50,6 +50,11 @@ struct Instance {
   std::string host_name, function;  // quoted; with template arguments
 };
 
+std::string trimmed(std::string s) {
+  while (!s.empty() && s.back() == ' ') s.pop_back();
+  return s;
+}
+
 class Binder {
  public:
   explicit Binder(const std::string& text) : t_(text) {}
@@ -164,7 +169,11 @@ class Binder {
     while (t_.is(k, "[[")) {
       const std::size_t end = t_.closing(k);
       const std::size_t what = t_.next(k);
-      if (t_.is(what, "host_name")) name = t_[t_.next(t_.next(what))];
+      if (t_.is(what, "host_name")) {  // neighbouring literals are one
+        for (std::size_t s = t_.next(t_.next(what)); t_[s].front() == '"'; s = t_.next(s)) {
+          name += t_[s];
+        }
+      }
       k = t_.next(end);
     }
     if (name.empty()) t_.fail(i, "an instantiation without host_name");
@@ -304,6 +313,7 @@ class Binder {
             "[[maybe_unused]] constexpr ::mlxtape::emulator::FunctionConstant<" + type + ", " +
             index + "> " + t_[name] + "{}";
         constants_[t_[name]] = index;
+        constant_rows_ += "    {" + index + ", \"" + trimmed(type) + "\"},\n";
         t_.blank(i, end + 1);
         t_.replace(i, text);
         return end;
@@ -439,7 +449,7 @@ class Binder {
     std::string rows;
     for (const Instance& instance : instances_) {
       std::string base = instance.function.substr(0, instance.function.find('<'));
-      while (!base.empty() && base.back() == ' ') base.pop_back();
+      base = trimmed(base);
       if (const std::size_t colon = base.rfind(':'); colon != std::string::npos)
         base = base.substr(colon + 1);
       const auto kernel = kernels_.find(base);
@@ -454,11 +464,13 @@ class Binder {
     if (rows.empty()) throw Error(stem + ".metal: no kernel");
     char hash[32];
     std::snprintf(hash, sizeof hash, "0x%016llXu", static_cast<unsigned long long>(text_hash));
-    return out + "constexpr ::mlxtape::emulator::KernelInfo kKernels[] = {\n" + rows +
-           "};\n}  // namespace\n" +
+    return out + "constexpr ::mlxtape::emulator::KernelInfo kKernels[] = {\n" + rows + "};\n" +
+           "constexpr ::mlxtape::emulator::ConstantInfo kConstants[] = {\n" + constant_rows_ +
+           "    {-1, \"\"}};\n}  // namespace\n" +
            "namespace mlxtape::emulator::files {\nextern const KernelFile " + stem +
            ";\nconst KernelFile " + stem + "{\"" + stem + "\", " + hash + ", kKernels, " +
-           std::to_string(instances_.size()) + "};\n}  // namespace mlxtape::emulator::files\n";
+           std::to_string(instances_.size()) + ", kConstants, " +
+           std::to_string(constants_.size()) + "};\n}  // namespace mlxtape::emulator::files\n";
   }
 
   Tokens t_;
@@ -471,6 +483,7 @@ class Binder {
   std::map<std::string, Kernel> kernels_;
   std::vector<Instance> instances_;
   std::map<std::string, std::string> constants_;  // name -> index
+  std::string constant_rows_;
   int variables_ = 0;
 };
 
