@@ -31,6 +31,9 @@ class OnDevice : public testing::TestWithParam<Backend> {
   // The same values as a view whose innermost axis has a stride of 2.
   Tensor upload_strided(const std::vector<double>& values, Shape shape, DType dtype);
   std::vector<double> download(const Tensor& t);
+  // Rows, tokens, terms of a test that is large on purpose: fewer on a device that is emulated, which needs a thousand times
+  // as long as the one that it stands for. Sizes at which a kernel changes its way are no such thing.
+  std::int64_t scaled(std::int64_t n) const;
   // Bytes that a product may take for itself, whatever its size.
   static std::size_t product_room() {
     return GetParam() == Backend::kCuda ? std::size_t{32} << 20U : 0;
@@ -40,6 +43,9 @@ class OnDevice : public testing::TestWithParam<Backend> {
   Device* device_ = nullptr;
   std::unique_ptr<CommandEncoder> encoder_;
 };
+
+// Does a processor do what the device would? Its kernels are the real ones.
+bool is_emulated(const Device& device);
 
 // Backends that this program is linked with; the cpu always.
 std::vector<Backend> built_backends();

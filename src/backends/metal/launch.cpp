@@ -144,8 +144,13 @@ Launch& Launch::raw_bytes(unsigned long index, const void* value, std::size_t si
   return *this;
 }
 
-Launch& Launch::table(unsigned long index, std::span<void* const> inputs,
+Launch& Launch::table(unsigned long index, std::size_t size, std::span<void* const> inputs,
                       std::span<void* const> outputs) {
+  if (inputs.size() + outputs.size() > size) {
+    throw Error(Errc::kBackend, "a table must have room for all tensors, got " +
+                                    std::to_string(inputs.size() + outputs.size()) + " for " +
+                                    std::to_string(size));
+  }
   std::vector<unsigned long long> addresses;
   const auto add = [&](const void* address, std::vector<Range>& touched) {
     if (address == nullptr) {
@@ -161,6 +166,7 @@ Launch& Launch::table(unsigned long index, std::span<void* const> inputs,
   };
   for (const void* address : inputs) add(address, dispatch_.reads);
   for (const void* address : outputs) add(address, dispatch_.writes);
+  addresses.resize(size);
   return raw_bytes(index, addresses.data(), addresses.size() * sizeof addresses[0]);
 }
 

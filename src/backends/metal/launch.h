@@ -63,9 +63,10 @@ class Launch {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kMostBytes);
     return raw_bytes(index, &value, sizeof value);
   }
-  // The GPU's addresses of tensors, 8 bytes each, as an array of pointers in the constant space: for more tensors than
-  // a kernel can have buffers, at most 512.
-  Launch& table(unsigned long index, std::span<void* const> inputs, std::span<void* const> outputs);
+  // The GPU's addresses of tensors, 8 bytes each, as the array of pointers that a struct of the constant space holds: for
+  // more tensors than a kernel can have buffers. size: of that array, at most 512; what is left of it is null.
+  Launch& table(unsigned long index, std::size_t size, std::span<void* const> inputs,
+                std::span<void* const> outputs);
 
   Launch& group_memory(std::int64_t bytes);                                // [[threadgroup(0)]]
   Launch& groups(std::int64_t x, std::int64_t y = 1, std::int64_t z = 1);  // none: nothing runs

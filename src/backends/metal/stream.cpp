@@ -73,13 +73,11 @@ Stream::Counts Stream::counts() const {
 void Stream::add(const Dispatch& dispatch) {
   const Lock lock(mutex_);
   check_locked();
-  std::uint32_t parts = 1;
+  unsigned long each = dispatch.groups.width;  // groups of a part
   if (dispatch.takes_first_group && dispatch.seconds > options_.dispatch_seconds) {
-    const double wanted = std::ceil(dispatch.seconds / options_.dispatch_seconds);
-    parts =
-        static_cast<std::uint32_t>(std::min(wanted, static_cast<double>(dispatch.groups.width)));
+    const double most = options_.dispatch_seconds / dispatch.seconds;
+    each = std::max(1UL, static_cast<unsigned long>(static_cast<double>(each) * most));
   }
-  const unsigned long each = (dispatch.groups.width + parts - 1) / parts;
   for (unsigned long first = 0; first < dispatch.groups.width; first += each) {
     Size groups = dispatch.groups;
     groups.width = std::min(each, dispatch.groups.width - first);

@@ -1,6 +1,8 @@
 // What goes wrong on a Metal device, and what is said of it: failures that the emulator makes on order.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <vector>
 
 #include "backends/metal/emulator/control.h"
@@ -8,7 +10,9 @@
 #include "backends/metal/memory.h"
 #include "backends/metal/transfers.h"
 #include "mlxtape/core/encoder.h"
+#include "mlxtape/core/source_kernel.h"
 #include "support/op_test.h"
+#include "support/temp_folder.h"
 
 namespace mlxtape::metal {
 
@@ -126,6 +130,37 @@ TEST_F(MetalFailures, WithoutAUsableGpuThereIsAReason) {
   EXPECT_EQ(reason("devices:0"), "no GPU that Metal knows");
   EXPECT_NE(reason("family:1006").find("is not an Apple GPU of the M1's family"),
             std::string::npos);
+}
+
+// What the system compiled is kept for the next process, and made again where the file is of no use.
+TEST_F(MetalFailures, PipelinesAreKeptOnDisk) {
+  const test::TempFolder folder;
+  const std::string before = kernel_cache();
+  set_kernel_cache((folder.path / "kernels").string());
+  work();
+  machine.library.save();
+  const std::filesystem::path kept = folder.path / "kernels";
+  std::vector<std::filesystem::path> files(std::filesystem::directory_iterator(kept), {});
+  ASSERT_EQ(files.size(), 1U);
+  const auto written = std::filesystem::last_write_time(files[0]);
+  const auto work_again = [&] {
+    auto& next = *new Machine(first_device(), true);
+    auto& its_memory = *new DeviceMemory(next);
+    bool is_zero = false;
+    const auto* bytes = static_cast<char*>(its_memory.allocate(1U << 20U, is_zero));
+    fill(next, {bytes, bytes + 4096}, 5);
+    next.stream.wait();
+    EXPECT_EQ(bytes[4095], 5);
+    next.library.save();
+  };
+  work_again();
+  EXPECT_EQ(std::filesystem::last_write_time(files[0]), written);  // nothing was new
+  test::put(files[0].string(), "damaged");
+  work_again();
+  std::string first(6, ' ');
+  std::ifstream(files[0]).read(first.data(), 6);
+  EXPECT_NE(first, "damage");
+  set_kernel_cache(before);
 }
 
 // macOS 14: no sets, so that each use of an address must name its memory.
