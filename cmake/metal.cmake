@@ -112,10 +112,11 @@ endfunction()
 set(metal_kernel_options -O2 -ffp-contract=off -fno-strict-aliasing -Wno-unused-function -Wno-unused-parameter -Wno-unknown-pragmas)
 # Each access becomes a call, which src/backends/metal/emulator/check.cpp answers: ThreadSanitizer's own library is not linked.
 # A loop must not become a call of memset, which nobody would see.
+set(metal_checked_options -fsanitize=thread,bounds,shift-exponent,integer-divide-by-zero)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  set(metal_checked_options -fsanitize=thread --param=tsan-instrument-func-entry-exit=0 -fno-tree-loop-distribute-patterns)
+  list(APPEND metal_checked_options --param=tsan-instrument-func-entry-exit=0 -fno-tree-loop-distribute-patterns)
 else()
-  set(metal_checked_options -fsanitize=thread "SHELL:-mllvm -tsan-instrument-func-entry-exit=0"
+  list(APPEND metal_checked_options "SHELL:-mllvm -tsan-instrument-func-entry-exit=0"
                             "SHELL:-mllvm -tsan-instrument-read-before-write=1")
 endif()
 
@@ -163,5 +164,5 @@ ${rows}  };
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/src)
   target_link_libraries(${name} PRIVATE mlxtape_plain_flags)
   target_compile_options(${name} PRIVATE ${metal_kernel_options} $<$<BOOL:${arg_CHECKED}>:${metal_checked_options}>)
-  set_source_files_properties(${list} PROPERTIES COMPILE_OPTIONS -fno-sanitize=thread)
+  set_source_files_properties(${list} PROPERTIES COMPILE_OPTIONS -fno-sanitize=all)
 endfunction()

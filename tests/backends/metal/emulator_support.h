@@ -83,14 +83,19 @@ class Launch {
     dispatch_.salt = seed;
     return *this;
   }
+  // Fewer threads than groups x threads: the last ones are smaller.
+  Launch& grid(Size3 grid) {
+    dispatch_.grid = grid;
+    has_grid_ = true;
+    return *this;
+  }
   Dispatch& dispatch() { return dispatch_; }
 
   Outcome run(Size3 groups, Size3 threads) {
     dispatch_.groups = groups;
     dispatch_.threads = threads;
-    if (dispatch_.grid.x * dispatch_.grid.y * dispatch_.grid.z == 1) {
+    if (!has_grid_)
       dispatch_.grid = {groups.x * threads.x, groups.y * threads.y, groups.z * threads.z};
-    }
     return emulator::run(dispatch_);
   }
   Outcome run(std::uint32_t groups, std::uint32_t threads) {
@@ -100,6 +105,7 @@ class Launch {
 
  private:
   Dispatch dispatch_;
+  bool has_grid_ = false;
   std::vector<std::shared_ptr<void>> kept_;
 };
 

@@ -89,8 +89,7 @@ TEST(EmulatorLanguage, Positions) {
   for (const std::uint64_t seed : kSeeds) {
     Memory<std::uint32_t> y(150);
     Launch launch("positions");
-    launch.dispatch().grid = grid;
-    ASSERT_EQ(launch.buffer(0, y).seed(seed).run(groups, threads).fault, "");
+    ASSERT_EQ(launch.buffer(0, y).grid(grid).seed(seed).run(groups, threads).fault, "");
     for (std::uint32_t z = 0; z < 3; ++z) {
       for (std::uint32_t row = 0; row < 5; ++row) {
         for (std::uint32_t x = 0; x < 10; ++x) {

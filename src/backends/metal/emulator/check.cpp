@@ -83,7 +83,7 @@ std::string where_is(const char* p) {
     return "threadgroup memory '" + std::string(v->name) + "' at byte " +
            std::to_string(at - v->begin) + " of " + std::to_string(v->end - v->begin);
   }
-  constexpr std::ptrdiff_t kNear = 1 << 20;
+  constexpr std::ptrdiff_t kNear = 4096;
   const Extent* nearest = nullptr;
   std::ptrdiff_t distance = kNear;
   for (const Extent& e : active->extents) {
