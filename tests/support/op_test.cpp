@@ -29,6 +29,7 @@ void OnDevice::SetUp() {
     }
     GTEST_SKIP() << "no " << name_of(GetParam()) << " device here" << reason;
   }
+  set_flushes_subnormals(GetParam() == Backend::kMetal);
   device_->memory().set_guarded(true);
   encoder_ = device_->make_encoder();
 }

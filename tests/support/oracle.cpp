@@ -8,6 +8,8 @@ namespace mlxtape::test {
 
 namespace {
 
+bool flushes_subnormals = false;
+
 struct FloatFacts {
   int precision;     // bits of the significand
   int min_exponent;  // of the smallest subnormal
@@ -70,7 +72,14 @@ double rounding_bound(DType stored, std::int64_t n) {
          static_cast<double>(n + 16) * std::ldexp(1, -24);
 }
 
-double smallest_step(DType stored) { return std::ldexp(1, float_facts(stored).min_exponent); }
+void set_flushes_subnormals(bool may) { flushes_subnormals = may; }
+
+double smallest_step(DType stored) {
+  constexpr int kSmallestNormal = -126;
+  const int exponent = float_facts(stored).min_exponent;
+  const bool is_flushed = flushes_subnormals && (stored == DType::kF32 || stored == DType::kBF16);
+  return std::ldexp(1, is_flushed ? kSmallestNormal : exponent);
+}
 
 std::int64_t count_wrong(const std::vector<double>& got, const Refs& want, DType stored,
                          std::int64_t n) {

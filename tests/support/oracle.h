@@ -33,6 +33,9 @@ double rounding_bound(DType stored, std::int64_t n);
 
 // The spacing of the stored type's smallest numbers: what rounding may cost however small scale is.
 double smallest_step(DType stored);
+// Whether the device may take what is too small for a normal f32 for 0: the smallest step is then the smallest normal
+// number, also of bf16, which is made from f32.
+void set_flushes_subnormals(bool may);
 
 // How many of got are further from want than the bound allows; a NaN counts, and so does every
 // missing or extra element. A want that is NaN must be met by NaN.

@@ -194,6 +194,12 @@ template <typename T, int kForm>
 
 // ---- backward ----
 
+// dw of f32 holds more than what the fast exponential of 16 bits leaves.
+template <typename T>
+inline Gate exact_gate(float g) {
+  return weight_kind == kRmsNormWeightF32 ? gate<float>(g) : gate<T>(g);
+}
+
 // A thread's packs of one row, from dy to dx, and what it knows of its columns over all rows.
 template <typename T, int kForm, int kPacks>
 struct BackwardRows {
@@ -215,7 +221,7 @@ struct BackwardRows {
     if (kForm != kGated) return;
     float g[kCount];
     Pack<T>::unpack(load_pack(other + at), g);
-    for (int i = 0; i < kCount; ++i) v[i] *= gate<T>(g[i]).silu;
+    for (int i = 0; i < kCount; ++i) v[i] *= exact_gate<T>(g[i]).silu;
   }
 
   // The thread's part of s; adds to dw.
@@ -250,7 +256,7 @@ struct BackwardRows {
         Pack<T>::unpack(dy_bits[j], u);
         Pack<T>::unpack(load_pack(other + at), o);
         for (int i = 0; i < kCount; ++i) {
-          o[i] = v[i] * r * weights[j][i] * (u[i] * gate<T>(o[i]).slope);
+          o[i] = v[i] * r * weights[j][i] * (u[i] * exact_gate<T>(o[i]).slope);
         }
         store_pack(Pack<T>::pack(o), dg + at);
       }
@@ -332,7 +338,7 @@ template <typename T, int kForm, int kPacks>
 template <typename T, int kForm>
 inline float through_at(device const T* dy, device const T* other, long i) {
   const float v = widen(dy[i]);
-  return kForm == kGated ? v * gate<T>(widen(other[i])).silu : v;
+  return kForm == kGated ? v * exact_gate<T>(widen(other[i])).silu : v;
 }
 
 template <typename T, int kForm>
@@ -357,7 +363,7 @@ template <typename T, int kForm>
     if (kForm == kResidual) result = fma(inner, root, widen(other[start + c]));
     dx[start + c] = narrow<T>(result);
     if (kForm == kGated) {
-      const float slope = gate<T>(widen(other[start + c])).slope;
+      const float slope = exact_gate<T>(widen(other[start + c])).slope;
       dg[start + c] = narrow<T>(v * root * weight * (widen(dy[start + c]) * slope));
     }
   }
