@@ -20,7 +20,7 @@ std::uint64_t seed();
 
 // Comma-separated. n counts from 1, from this call on.
 //   timeout:n memory:n page:n interactivity:n ignored:n   the n-th command buffer ends with this error, half done
-//   hang:n          waiting for the n-th command buffer never returns
+//   hang:n          the n-th command buffer never ends, nor does any after it in its queue
 //   allocation:n    the n-th buffer cannot be made
 //   library:n       the n-th text does not compile
 //   pipeline:n      the n-th pipeline cannot be made

@@ -243,14 +243,23 @@ class Batch {
   static inline std::uint64_t launches_ = 0;
 };
 
-// Everything that was committed up to this one.
-void run_up_to(Schedule& s, std::uint64_t number) {
-  std::vector<Reference<CommandBuffer>> batch;
-  while (!s.pending.empty() && s.pending.front()->number <= number) {
-    batch.push_back(s.pending.front());
-    s.pending.erase(s.pending.begin());
+// Everything that was committed up to this one. Behind one that hangs nothing of its queue runs, and nothing is left
+// behind otherwise: true.
+bool run_up_to(Schedule& s, std::uint64_t number) {
+  std::vector<Reference<CommandBuffer>> batch, left;
+  std::vector<const Queue*> stuck;
+  bool runs_all = true;
+  for (Reference<CommandBuffer>& commands : s.pending) {
+    const Queue* queue = commands->queue.get();
+    if (commands->hangs) stuck.push_back(queue);
+    const bool is_stuck = std::find(stuck.begin(), stuck.end(), queue) != stuck.end();
+    const bool runs = commands->number <= number && !is_stuck;
+    runs_all = runs_all && (runs || is_stuck);
+    (runs ? batch : left).push_back(std::move(commands));
   }
+  s.pending = std::move(left);
   if (!batch.empty()) Batch(s, std::move(batch)).run();
+  return runs_all;
 }
 
 // What this encoder waits for, by the fences as they are when it is committed.
@@ -301,13 +310,16 @@ void commit(CommandBuffer& commands) {
 void wait_until_completed(CommandBuffer& commands) {
   if (commands.status.load() == CommandBuffer::kNew)
     violation("waitUntilCompleted: the command buffer is not committed");
-  while (commands.hangs) pause();
   Schedule& s = schedule();
-  const std::lock_guard lock(s.mutex);
-  run_up_to(s, commands.number);
-  if (s.pending.empty()) {  // the host knows that all have ended
+  std::unique_lock lock(s.mutex);
+  if (run_up_to(s, commands.number)) {  // the host knows that all have ended
     s.over = s.encoders;
     s.ancestors.clear();
+  }
+  while (commands.status.load() < CommandBuffer::kCompleted) {
+    lock.unlock();
+    pause();
+    lock.lock();
   }
 }
 

@@ -13,10 +13,13 @@ namespace emu = ::mlxtape::emulator;
 inline float within(double exact, unsigned ulps) {
   const float f = float(exact);
   std::uint64_t chosen = emu::choice(std::bit_cast<std::uint64_t>(exact));
-  if (chosen == 0 || !(__builtin_fabsf(f) <= FLT_MAX) || exact == 0 || exact == 1 || exact == -1)
-    return f;
-  const int steps = int(emu::draw(chosen, 2 * ulps + 1)) - int(ulps);
-  return std::bit_cast<float>(std::bit_cast<int>(f) + steps);
+  const float size = __builtin_fabsf(f);
+  if (chosen == 0 || exact == 1 || exact == -1) return f;
+  if (!(size >= FLT_MIN && size <= FLT_MAX)) return size < FLT_MIN ? __builtin_copysignf(0, f) : f;
+  const int bits = std::bit_cast<int>(f) + int(emu::draw(chosen, 2 * ulps + 1)) - int(ulps);
+  const float moved = std::bit_cast<float>(bits);
+  const float moved_size = __builtin_fabsf(moved);
+  return moved_size >= FLT_MIN && moved_size <= FLT_MAX ? moved : f;
 }
 // The same for a bound that is no count of steps.
 inline float within_absolute(double exact, double bound) {
