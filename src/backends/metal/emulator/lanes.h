@@ -56,7 +56,7 @@ struct Simdgroup {
 
 struct Threadgroup;
 
-struct Lane {
+struct alignas(64) Lane {  // a line of the cache
   void* stack_pointer;  // where it goes on
   Simdgroup* simd;
   std::uint32_t index;  // in the threadgroup
