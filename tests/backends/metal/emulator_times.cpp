@@ -27,7 +27,8 @@ double seconds_of(Launch& launch, std::uint32_t groups, std::uint32_t threads, O
   return best;
 }
 
-void time(const std::string& kernel, std::uint32_t groups, std::uint32_t threads, unsigned workers, std::uint64_t seed) {
+void time(const std::string& kernel, std::uint32_t groups, std::uint32_t threads, unsigned workers,
+          std::uint64_t seed) {
   set_workers(workers);
   Memory<float> x(std::size_t{groups} * threads, 1), y(groups);
   Launch launch(kernel);
@@ -35,10 +36,12 @@ void time(const std::string& kernel, std::uint32_t groups, std::uint32_t threads
   Outcome outcome;
   const double seconds = seconds_of(launch, groups, threads, outcome);
   const double per_thread = seconds * 1e9 / (double{groups} * threads);
-  std::printf("%-16s %6u x %4u  workers %u  seed %llu  %8.2f ms  %7.1f ns a thread", kernel.c_str(), groups, threads, workers,
-              static_cast<unsigned long long>(seed), seconds * 1e3, per_thread);
+  std::printf("%-16s %6u x %4u  workers %u  seed %llu  %8.2f ms  %7.1f ns a thread", kernel.c_str(),
+              groups, threads, workers, static_cast<unsigned long long>(seed), seconds * 1e3,
+              per_thread);
   if (outcome.counters.switches != 0) {
-    std::printf("  %5.1f ns a switch", seconds * 1e9 / static_cast<double>(outcome.counters.switches));
+    std::printf("  %5.1f ns a switch",
+                seconds * 1e9 / static_cast<double>(outcome.counters.switches));
   }
   std::printf("%s\n", outcome.fault.empty() ? "" : ("  " + outcome.fault).c_str());
 }
