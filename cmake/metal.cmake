@@ -53,7 +53,7 @@ endif()
 
 # The tool that reads .metal files runs on the machine that builds.
 set(metal_bind_sources "")
-foreach(part IN ITEMS kernels main text tokens)
+foreach(part IN ITEMS kernels main rules text tokens)
   list(APPEND metal_bind_sources ${CMAKE_SOURCE_DIR}/src/backends/metal/emulator/bind/${part}.cpp)
 endforeach()
 if(MLXTAPE_WITH_METAL OR MLXTAPE_METAL_EMULATED)

@@ -196,11 +196,11 @@ kernel void past_a_variable(device float* x [[buffer(0)]],
 }
 kernel void writes_const(device const float* x [[buffer(0)]],
                          uint tid [[thread_index_in_threadgroup]]) {
-  ((device float*)x)[tid] = 1;
+  ((device float*)(ulong)x)[tid] = 1;
 }
 kernel void writes_constant(constant float* x [[buffer(0)]],
                             uint tid [[thread_index_in_threadgroup]]) {
-  ((device float*)x)[tid] = 1;
+  ((device float*)(ulong)x)[tid] = 1;
 }
 kernel void misaligned(device const float* x [[buffer(0)]], device float4* y [[buffer(1)]],
                        uint tid [[thread_index_in_threadgroup]]) {

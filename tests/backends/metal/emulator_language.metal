@@ -20,7 +20,7 @@ kernel void scalars(device float* y [[buffer(0)]]) {
   y[5] = h * 3;
   y[6] = h * 0.1f;   // a float: no rounding to half
   y[7] = 0.1 + 0.2;  // floats, not doubles
-  y[8] = 1.5h + 2.0bf;
+  y[8] = 1.5h + float(2.0bf);
   y[9] = float(as_type<ushort>(h));
   y[10] = as_type<float>(0x40490fdbu);
   y[11] = float(half(65520.0f));  // rounds up to infinity

@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "backends/metal/emulator/bind/rules.h"
 #include "backends/metal/emulator/bind/tokens.h"
 
 namespace mlxtape::metal_bind {
@@ -26,20 +27,9 @@ const std::map<std::string, std::string> kPositions = {
     {"simdgroups_per_threadgroup", "kSimdgroupsPerThreadgroup"},
     {"threads_per_simdgroup", "kThreadsPerSimdgroup"},
 };
-const std::set<std::string> kSpaces = {"device", "constant", "threadgroup", "thread"};
-const std::map<std::string, std::string> kRefused = {
-    {"double", "Metal has no double"},
-    {"goto", "Metal has no goto"},
-    {"new", "Metal has no new"},
-    {"delete", "Metal has no delete"},
-    {"throw", "Metal has no exceptions"},
-    {"try", "Metal has no exceptions"},
-    {"virtual", "Metal has no virtual functions"},
-    {"typeid", "Metal has no typeid"},
-    {"dynamic_cast", "Metal has no dynamic_cast"},
-    {"thread_local", "Metal has no thread_local"},
-    {"std", "Metal has no std::, its library is metal::"},
-};
+// Of which there are vectors.
+const std::set<std::string> kElements = {"float",  "half", "bfloat", "char", "uchar", "short",
+                                         "ushort", "int",  "uint",   "long", "ulong", "bool"};
 
 struct Kernel {
   std::vector<std::string> slots;
@@ -57,11 +47,9 @@ std::string trimmed(std::string s) {
 
 class Binder {
  public:
-  explicit Binder(const std::string& text) : t_(text) {}
-
-  std::string run(const std::string& stem, std::uint64_t text_hash) {
+  // is_strict: with address spaces as types, for Clang; else for the emulator.
+  Binder(const std::string& text, bool is_strict) : t_(text), is_strict_(is_strict) {
     for (std::size_t i = first(); i < t_.size(); i = t_.next(i)) i = step(i);
-    return made(stem, text_hash);
   }
 
  private:
@@ -70,10 +58,6 @@ class Binder {
   std::size_t first() const { return t_.size() != 0 && t_.is_space(0) ? t_.next(0) : 0; }
   bool at_namespace() const { return scopes_.empty() || scopes_.back() == Scope::kNamespace; }
   bool in_function() const { return !at_namespace() && scopes_.back() != Scope::kClass; }
-  bool begins_statement(std::size_t i) const {
-    const std::size_t before = t_.previous(i);
-    return before == t_.size() || before < statement_ || i == statement_;
-  }
 
   // Rewrites what stands at i; the last token that it has dealt with.
   std::size_t step(std::size_t i) {
@@ -98,7 +82,8 @@ class Binder {
     if (t_.is(i, "[[")) return attribute(i);
     if (t_.is(i, "(") && !in_function() && !seen_parameters_ && t_.is_word(t_.previous(i))) {
       seen_parameters_ = true;
-      check_parameters(i);
+      check_parameters(t_, i);
+      if (is_strict_ && !scopes_.empty() && scopes_.back() == Scope::kClass) qualify_member(i);
     }
     if (t_.is_number(i)) return number(i);
     if (t_.is_word(i)) return t_.is(t_.previous(i), ".") ? member(i) : word(i);
@@ -108,6 +93,7 @@ class Binder {
   // v.zw, read or assigned to.
   std::size_t member(std::size_t i) {
     const std::string& name = t_[i];
+    if (is_strict_) return i;
     if (name.size() < 2 || name.size() > 4 || name.find_first_not_of("xyzw") != std::string::npos)
       return i;
     std::string places;
@@ -129,6 +115,7 @@ class Binder {
       if (!in_function() && !has_parameters && t_.is_word(k) &&
           (t_.is(k, "struct") || t_.is(k, "class") || t_.is(k, "union") || t_.is(k, "enum"))) {
         scope = Scope::kClass;
+        class_ = t_[t_.next(k)];
       }
     }
     if (scope == Scope::kBlock && !in_function() && has_parameters) scope = Scope::kFunction;
@@ -139,20 +126,60 @@ class Binder {
     return i;
   }
 
+  // An object on which a member function is called lies in the thread's memory, unless the function says otherwise.
+  void qualify_member(std::size_t open) {
+    const std::size_t name = t_.previous(open);
+    if (t_.is(name, class_)) return;  // a constructor
+    for (std::size_t k = statement_; k < name; k = t_.next(k)) {
+      if (t_.is(k, "static")) return;
+    }
+    const std::size_t shut = t_.closing(open);
+    std::size_t after = t_.next(shut);
+    if (t_.is(after, "const")) after = t_.next(after);
+    if (t_.is(after, "{") || t_.is(after, ";")) t_.replace(shut, ") __private");
+  }
+
   std::size_t word(std::size_t i) {
     const std::string& w = t_[i];
-    if (const auto refused = kRefused.find(w); refused != kRefused.end())
-      t_.fail(i, refused->second);
+    check_word(t_, i);
     if (w == "template") return template_word(i);
     if (w == "kernel") return kernel(i, i);
     if (w == "static" && in_function() && !t_.is(t_.next(i), "constexpr")) {
       t_.fail(i, "a static variable in a function: Metal has only constants there");
     }
-    check_declaration(i);
+    if (i == statement_) check_declaration(t_, i);
     if (w == "constant") return constant(i);
     if (w == "threadgroup") return threadgroup(i);
-    if (w == "device" || w == "thread") t_.blank(i, i + 1);
+    if (is_address_space(w)) t_.replace(i, space_word(i));
+    if (is_strict_) make_vector(i);
     return i;
+  }
+
+  std::string space_word(std::size_t i) const {
+    const std::string& w = t_[i];
+    if (w == "constant") {
+      const std::size_t before = t_.previous(i);
+      const bool is_const =
+          t_.is(t_.next(i), "const") || (before != t_.size() && t_.is(before, "const"));
+      return std::string(is_strict_ ? "__constant " : "") + (is_const ? "" : "const");
+    }
+    if (!is_strict_) return "";
+    return w == "device" ? "__global" : w == "threadgroup" ? "__local" : "__private";
+  }
+
+  // float4(a, b) and vec<T, 4>(a, b): Clang's own vectors are not made so.
+  void make_vector(std::size_t i) {
+    if (t_.is(i, "vec") && t_.is(t_.next(i), "<")) {
+      const std::size_t end = t_.closing(t_.next(i));
+      if (!t_.is(t_.next(end), "(")) return;
+      t_.replace(i, "::metal::made_of<vec");
+      t_.replace(end, "> >");
+    } else if (t_.is(t_.next(i), "(")) {
+      const std::string& w = t_[i];
+      const bool counted = w.size() > 3 && w.back() >= '2' && w.back() <= '4';
+      if (counted && kElements.count(w.substr(0, w.size() - 1)) != 0)
+        t_.replace(i, "::metal::made_of<" + w + ">");
+    }
   }
 
   // template <...> before something, or template [[host_name("x")]] [[kernel]] decltype(f<A>) f<A>;
@@ -177,6 +204,10 @@ class Binder {
       k = t_.next(end);
     }
     if (name.empty()) t_.fail(i, "an instantiation without host_name");
+    if (is_strict_) {
+      t_.blank(i + 1, k);
+      return t_.previous(k);
+    }
     if (t_.is(k, "decltype")) k = t_.next(t_.closing(t_.next(k)));
     std::size_t end = k;
     while (end < t_.size() && !t_.is(end, ";")) end = t_.next(end);
@@ -221,7 +252,7 @@ class Binder {
     const std::size_t open = t_.next(name);
     if (!t_.is(open, "(")) t_.fail(name, "a kernel without parameters");
     const std::size_t shut = t_.closing(open);
-    check_parameters(open);
+    check_parameters(t_, open);
     parameters(open, shut, made);
     if (!made.is_template) instances_.push_back({"\"" + t_[name] + "\"", t_[name]});
     if (!kernels_.emplace(t_[name], made).second)
@@ -246,8 +277,8 @@ class Binder {
           end = t_.closing(end);
           read_slot(attribute, end, slot, condition);
           t_.blank(attribute, end + 1);
-        } else if (kSpaces.count(t_[end]) != 0) {
-          t_.replace(end, t_.is(end, "constant") ? constant_word(end) : "");
+        } else if (is_address_space(t_[end])) {
+          t_.replace(end, space_word(end));
         }
       }
       if (slot.empty())
@@ -286,13 +317,6 @@ class Binder {
     }
   }
 
-  std::string constant_word(std::size_t i) const {
-    const std::size_t before = t_.previous(i);
-    const bool is_const =
-        t_.is(t_.next(i), "const") || (before != t_.size() && t_.is(before, "const"));
-    return is_const ? "" : "const";
-  }
-
   // constant bool x [[function_constant(0)]]; becomes an object; everything else in constant memory is const.
   std::size_t constant(std::size_t i) {
     if (at_namespace()) {
@@ -310,8 +334,9 @@ class Binder {
         const std::string type = t_.text(t_.next(i), name);
         if (!t_.is(t_.next(end), ";")) t_.fail(end, "a function constant has no other value");
         const std::string text =
-            "[[maybe_unused]] constexpr ::mlxtape::emulator::FunctionConstant<" + type + ", " +
-            index + "> " + t_[name] + "{}";
+            is_strict_ ? "extern __constant const " + type + " " + t_[name]
+                       : "[[maybe_unused]] constexpr ::mlxtape::emulator::FunctionConstant<" +
+                             type + ", " + index + "> " + t_[name] + "{}";
         constants_[t_[name]] = index;
         constant_rows_ += "    {" + index + ", \"" + trimmed(type) + "\"},\n";
         t_.blank(i, end + 1);
@@ -319,7 +344,7 @@ class Binder {
         return end;
       }
     }
-    t_.replace(i, constant_word(i));
+    t_.replace(i, space_word(i));
     return i;
   }
 
@@ -333,7 +358,7 @@ class Binder {
         continue;
       }
       if (t_.is(k, "*") || t_.is(k, "&") || t_.is(k, ")") || t_.is(k, ">")) {
-        t_.blank(i, i + 1);
+        t_.replace(i, space_word(i));
         return i;
       }
       if (!t_.is_word(k) && !t_.is(k, "::")) break;
@@ -352,9 +377,11 @@ class Binder {
       while (t_.is(after, "[")) after = t_.next(t_.closing(after));
       if (after < end && !t_.is(after, ","))
         t_.fail(after, "a threadgroup variable has no initial value");
-      made += "auto& " + t_[k] + " = ::mlxtape::emulator::variable<" + type +
-              (dimensions < after ? t_.text(dimensions, after < end ? after : end) : "") + ", " +
-              std::to_string(++variables_) + ">(\"" + t_[k] + "\"); ";
+      const std::string whole =
+          type + (dimensions < after ? t_.text(dimensions, after < end ? after : end) : "");
+      made += is_strict_ ? "__local auto& " + t_[k] + " = ::metal::room_of<" + whole + ">(); "
+                         : "auto& " + t_[k] + " = ::mlxtape::emulator::variable<" + whole + ", " +
+                               std::to_string(++variables_) + ">(\"" + t_[k] + "\"); ";
       k = after < end ? t_.next(after) : end;
     }
     t_.blank(i, end + 1);
@@ -383,66 +410,13 @@ class Binder {
     return i;
   }
 
-  // ---- every pointer and reference says where it points ----
-
-  void check_parameters(std::size_t open) {
-    const std::size_t shut = t_.closing(open);
-    std::size_t begin = t_.next(open);
-    while (begin < shut) {
-      bool has_space = false;
-      std::size_t points = 0;
-      std::size_t end = begin;
-      for (; end < shut && !t_.is(end, ","); end = t_.next(end)) {
-        if (t_.is(end, "<") || t_.is(end, "(") || t_.is(end, "[[")) {
-          end = t_.closing(end);
-        } else if (t_.is(end, "=")) {  // a default
-          while (end < shut && !t_.is(end, ","))
-            end = t_.is(end, "(") ? t_.next(t_.closing(end)) : t_.next(end);
-          break;
-        } else if (kSpaces.count(t_[end]) != 0) {
-          has_space = true;
-        } else if (t_.is(end, "*") || t_.is(end, "&")) {
-          points = end;
-        }
-      }
-      if (points != 0 && !has_space)
-        t_.fail(points, "a pointer or reference without an address space");
-      begin = end < shut ? t_.next(end) : shut;
-    }
-  }
-
-  // A statement that begins with [const] type [<...>] * name, which no expression does.
-  void check_declaration(std::size_t i) {
-    if (i != statement_) return;
-    std::size_t k = i;
-    while (t_.is(k, "const") || t_.is(k, "constexpr") || t_.is(k, "static") || t_.is(k, "inline"))
-      k = t_.next(k);
-    if (!t_.is_word(k) || kSpaces.count(t_[k]) != 0 || t_.is(k, "return") || t_.is(k, "using"))
-      return;
-    k = t_.next(k);
-    while (t_.is(k, "::") && t_.is_word(t_.next(k))) k = t_.next(t_.next(k));
-    if (t_.is(k, "<")) {
-      std::size_t depth = 0;  // an expression's < is not closed before the end of the statement
-      for (std::size_t e = k; e < t_.size() && !t_.is(e, ";") && !t_.is(e, "{"); e = t_.next(e)) {
-        if (t_.is(e, "<")) ++depth;
-        if (t_.is(e, ">") && --depth == 0) {
-          k = t_.next(e);
-          break;
-        }
-      }
-    }
-    if (t_.is(k, "const")) k = t_.next(k);
-    if (!t_.is(k, "*") && !t_.is(k, "&")) return;
-    const std::size_t name = t_.next(k);
-    const std::size_t after = t_.next(name);
-    if (t_.is_word(name) && (t_.is(after, "=") || t_.is(after, ";") || t_.is(after, ","))) {
-      t_.fail(k, "a pointer or reference without an address space");
-    }
-  }
-
   // ---- what comes out ----
 
-  std::string made(const std::string& stem, std::uint64_t text_hash) {
+ public:
+  std::string strict() const {
+    return "#include \"backends/metal/emulator/msl/strict.h\"\n" + t_.text(0, t_.size()) + "\n";
+  }
+  std::string bound(const std::string& stem, std::uint64_t text_hash) {
     std::string out = "// Generated from " + stem +
                       ".metal.\n#include \"backends/metal/emulator/msl/metal.h\"\nnamespace {\n" +
                       t_.text(0, t_.size()) + "\n#line 1 \"" + stem + ".kernels\"\n";
@@ -473,7 +447,10 @@ class Binder {
            std::to_string(constants_.size()) + "};\n}  // namespace mlxtape::emulator::files\n";
   }
 
+ private:
   Tokens t_;
+  bool is_strict_;
+  std::string class_;  // the last that was opened
   std::vector<Scope> scopes_;
   Scope pending_ = Scope::kBlock;  // what the next brace opens
   std::size_t statement_ = 0;      // its first token
@@ -491,7 +468,11 @@ class Binder {
 
 std::string bind_kernels(const std::string& stem, const std::string& preprocessed,
                          std::uint64_t text_hash) {
-  return Binder(preprocessed).run(stem, text_hash);
+  return Binder(preprocessed, false).bound(stem, text_hash);
+}
+
+std::string bind_strictly(const std::string& preprocessed) {
+  return Binder(preprocessed, true).strict();
 }
 
 }  // namespace mlxtape::metal_bind

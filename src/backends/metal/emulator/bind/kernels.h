@@ -10,4 +10,7 @@ namespace mlxtape::metal_bind {
 std::string bind_kernels(const std::string& stem, const std::string& preprocessed,
                          std::uint64_t text_hash);
 
+// The same text for Clang's OpenCL C++, whose address spaces are types: nothing of it is run.
+std::string bind_strictly(const std::string& preprocessed);
+
 }  // namespace mlxtape::metal_bind

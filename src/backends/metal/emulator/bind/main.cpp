@@ -4,6 +4,8 @@
 //       OUT.metal: the text without files of ours. OUT.cpp: the same as bytes in C++. OUT.d: what it was made from.
 //   metal_bind kernels STEM PREPROCESSED FLAT.metal OUT.cpp
 //       OUT.cpp: the kernels in C++, for the emulator.
+//   metal_bind strict PREPROCESSED OUT.clcpp
+//       OUT.clcpp: the same for scripts/metal_strict.sh.
 #include <cstdio>
 #include <exception>
 #include <sstream>
@@ -40,10 +42,13 @@ int main(int argc, char** argv) {
     } else if (what == "kernels" && argc == 6) {
       write_file(argv[5], bind_kernels(argv[2], read_file(argv[3]),
                                        mlxtape::emulator::text_hash(read_file(argv[4]))));
+    } else if (what == "strict" && argc == 4) {
+      write_file(argv[3], bind_strictly(read_file(argv[2])));
     } else {
       std::fputs(
           "usage: metal_bind text STEM FILE ROOT INCLUDES OUT.metal OUT.cpp OUT.d\n"
-          "       metal_bind kernels STEM PREPROCESSED FLAT.metal OUT.cpp\n",
+          "       metal_bind kernels STEM PREPROCESSED FLAT.metal OUT.cpp\n"
+          "       metal_bind strict PREPROCESSED OUT.clcpp\n",
           stderr);
       return 2;
     }
