@@ -225,9 +225,11 @@ prepare() { # name
     ops=$(with_callees "$1")
   fi
   printf '%s\n' "$ops" >"$ops_list"
-  local metal=OFF programs=$program one
-  while IFS=$'\037' read -r file _; do if is_of_metal "$file"; then metal=AUTO; fi; done <"$work/$1.list"
-  if [ $metal = AUTO ] && [ $program != metal_tests ]; then programs="$program metal_tests"; fi
+  local metal=OFF programs= one
+  programs=$(while IFS=$'\037' read -r file _; do
+    if is_of_metal "$file"; then echo metal_tests; else echo $program; fi
+  done <"$work/$1.list" | sort -u)
+  if [[ $programs == *metal_tests* ]]; then metal=AUTO; fi
   cmake -S "$copy" -B "$work/build" -G Ninja -DMLXTAPE_CUDA=OFF -DMLXTAPE_METAL=$metal -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" \
     -DCMAKE_BUILD_TYPE=Debug -DMLXTAPE_WERROR=OFF -DMLXTAPE_BUILD_EXAMPLES=OFF \
     -DCMAKE_CXX_FLAGS_DEBUG="-O1 -DHWY_COMPILE_ONLY_STATIC$(target_flags)" >"$work/build.log" 2>&1 ||

@@ -375,11 +375,11 @@ TEST_P(RmsNorm, MatchesOracleForViews) {
 // with a line.
 TEST_P(RmsNorm, MatchesOracleWhenStreamed) {
   for (const Form form : kForms) {
-    check(form, {530, 2047}, DType::kF32, Weight::kLikeX, false, 3);
-    check(form, {1030, 2047}, DType::kBF16, Weight::kLikeX, false, 3);
-    check(form, {1030, 2048}, DType::kBF16, Weight::kF32);
+    check(form, {scaled(530), 2047}, DType::kF32, Weight::kLikeX, false, 3);
+    check(form, {scaled(1030), 2047}, DType::kBF16, Weight::kLikeX, false, 3);
+    check(form, {scaled(1030), 2048}, DType::kBF16, Weight::kF32);
   }
-  check(Form::kPlain, {1030, 2047}, DType::kF16, Weight::kLikeX, false, 3);
+  check(Form::kPlain, {scaled(1030), 2047}, DType::kF16, Weight::kLikeX, false, 3);
 }
 
 TEST_P(RmsNorm, L2NormMatchesOracle) {
