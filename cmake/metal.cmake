@@ -108,6 +108,39 @@ function(mlxtape_metal_sources out)
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()
 
+# metal_preprocess(<out-var> <stem>): the command that takes macros away, but for the end of its output's name. Metal's own
+# headers are empty for it.
+set(metal_empty ${CMAKE_BINARY_DIR}/metal/empty)
+function(metal_preprocess out stem)
+  foreach(header IN ITEMS metal_stdlib metal_simdgroup metal_simdgroup_matrix metal_atomic metal_math metal_integer
+                          metal_compute metal_common metal_relational metal_type_traits metal_limits metal_geometric)
+    file(CONFIGURE OUTPUT ${metal_empty}/${header} CONTENT "")
+  endforeach()
+  set(${out} ${CMAKE_CXX_COMPILER} -E -x c++ -std=c++20 -D__METAL_VERSION__=310 -nostdinc -I${metal_empty}
+      ${CMAKE_BINARY_DIR}/metal/${stem}.metal -o ${CMAKE_BINARY_DIR}/metal/${stem} PARENT_SCOPE)
+endfunction()
+
+# mlxtape_metal_strict(<out-var> <file.metal>...): the texts that scripts/metal_strict.sh reads, as sources of any target of
+# this folder.
+function(mlxtape_metal_strict out)
+  set(texts "")
+  foreach(file IN LISTS ARGN)
+    metal_text(${file} stem)
+    set(made ${CMAKE_BINARY_DIR}/metal/${stem})
+    list(APPEND texts ${made}.clcpp)
+    get_property(known GLOBAL PROPERTY MLXTAPE_METAL_STRICT_${stem})
+    if(NOT known)
+      set_property(GLOBAL PROPERTY MLXTAPE_METAL_STRICT_${stem} ON)
+      metal_preprocess(preprocess ${stem})
+      add_custom_command(OUTPUT ${made}.clcpp BYPRODUCTS ${made}.strict.i VERBATIM DEPENDS ${made}.text.cpp ${MLXTAPE_METAL_BIND}
+                         COMMAND ${preprocess}.strict.i
+                         COMMAND ${MLXTAPE_METAL_BIND} strict ${made}.strict.i ${made}.clcpp
+                         COMMENT "Address spaces of ${stem}.metal")
+    endif()
+  endforeach()
+  set(${out} ${texts} PARENT_SCOPE)
+endfunction()
+
 # Kernels for the emulator. Arithmetic as the GPU's: nothing is contracted; memory may be read as another type.
 set(metal_kernel_options -O2 -ffp-contract=off -fno-strict-aliasing -Wno-unused-function -Wno-unused-parameter -Wno-unknown-pragmas)
 # Each access becomes a call, which src/backends/metal/emulator/check.cpp answers: ThreadSanitizer's own library is not linked.
@@ -124,11 +157,6 @@ endif()
 # linked with one such library and with mlxtape_metal_emulator.
 function(mlxtape_metal_kernels name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "CHECKED" "" "")
-  set(empty ${CMAKE_BINARY_DIR}/metal/empty)  # the language's own headers, while only macros are looked for
-  foreach(header IN ITEMS metal_stdlib metal_simdgroup metal_simdgroup_matrix metal_atomic metal_math metal_integer
-                          metal_compute metal_common metal_relational metal_type_traits metal_limits metal_geometric)
-    file(CONFIGURE OUTPUT ${empty}/${header} CONTENT "")
-  endforeach()
   set(sources "")
   set(declared "")
   set(rows "")
@@ -138,11 +166,16 @@ function(mlxtape_metal_kernels name)
     get_property(known GLOBAL PROPERTY MLXTAPE_METAL_KERNELS_${stem})
     if(NOT known)
       set_property(GLOBAL PROPERTY MLXTAPE_METAL_KERNELS_${stem} ON)
+      metal_preprocess(preprocess ${stem})
       add_custom_command(OUTPUT ${made}.kernels.cpp BYPRODUCTS ${made}.i VERBATIM DEPENDS ${made}.text.cpp ${MLXTAPE_METAL_BIND}
-                         COMMAND ${CMAKE_CXX_COMPILER} -E -x c++ -std=c++20 -D__METAL_VERSION__=310 -nostdinc -I${empty}
-                                 ${made}.metal -o ${made}.i
+                         COMMAND ${preprocess}.i
                          COMMAND ${MLXTAPE_METAL_BIND} kernels ${stem} ${made}.i ${made}.metal ${made}.kernels.cpp
                          COMMENT "Binding ${stem}.metal")
+    endif()
+    if(NOT arg_CHECKED)
+      mlxtape_metal_strict(strict ${file})
+      set_property(GLOBAL APPEND PROPERTY MLXTAPE_METAL_STRICT_TEXTS ${strict})
+      list(APPEND sources ${strict})
     endif()
     list(APPEND sources ${made}.kernels.cpp)
     string(APPEND declared "namespace files { extern const KernelFile ${stem}; }\n")
