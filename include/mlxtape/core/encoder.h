@@ -33,14 +33,6 @@
 
 namespace mlxtape {
 
-using TensorRef = std::reference_wrapper<const Tensor>;
-
-struct EncoderCounters {
-  std::uint64_t dispatches = 0;
-  std::uint64_t commits = 0;
-  std::uint64_t waits = 0;
-};
-
 class CommandEncoder {
  public:
   virtual ~CommandEncoder() = default;
@@ -118,12 +110,7 @@ class CommandEncoder {
  protected:
   explicit CommandEncoder(Device& device) : device_(&device) {}
 
-  // Of the launch that is under way: what a backend needs to know of the tensors beyond their addresses.
-  struct Operands {
-    std::span<const TensorRef> in, out;
-    std::size_t workspace_bytes = 0;
-  };
-  const Operands& operands() const { return operands_; }
+  const Operands& operands() const { return operands_; }  // of the launch that is under way
 
   // What a backend does; called with the encoder locked.
   virtual void launch(const Kernel& kernel, const KernelCall& call) = 0;

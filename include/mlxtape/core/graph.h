@@ -1,7 +1,8 @@
-// What an encoder hands out: recorded work, and contents of tensors that are on their way (core/encoder.h).
+// What an encoder hands out: recorded work, contents of tensors that are on their way, and what it counts (core/encoder.h).
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "mlxtape/core/buffer.h"
@@ -9,6 +10,12 @@
 namespace mlxtape {
 
 class Device;
+
+struct EncoderCounters {
+  std::uint64_t dispatches = 0;
+  std::uint64_t commits = 0;
+  std::uint64_t waits = 0;
+};
 
 // Kernels with their arguments and the memory they use, which stays theirs as long as the graph
 // lives. The tensors' contents are what they are at each replay.

@@ -44,6 +44,12 @@ struct KernelCall {
   }
 };
 
+// What a backend may need to know of a call's tensors beyond their addresses.
+struct Operands {
+  std::span<const TensorRef> in, out;
+  std::size_t workspace_bytes = 0;
+};
+
 using KernelFn = void (*)(const KernelCall&);
 using WorkspaceFn = std::size_t (*)(const void* args);  // bytes of scratch for these arguments
 

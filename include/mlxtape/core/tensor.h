@@ -101,4 +101,6 @@ class Tensor {
   bool defined_ = false;
 };
 
+using TensorRef = std::reference_wrapper<const Tensor>;
+
 }  // namespace mlxtape

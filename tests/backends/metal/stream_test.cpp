@@ -187,7 +187,7 @@ TEST_F(MetalStream, ADispatchThatTakesLongIsCut) {
   const auto after = machine.stream.counts();
   // 64 groups take 17.5 us: 7 at a time.
   EXPECT_EQ(after.dispatches - before.dispatches, 10U);
-  EXPECT_EQ(after.barriers, before.barriers);           // parts of one need none between them
+  EXPECT_EQ(after.barriers, before.barriers);  // parts of one need none between them
   machine.stream.wait();
   for (std::size_t i = 0; i < 1U << 20U; ++i) ASSERT_EQ(room[i], 0x5A) << i;
 }
