@@ -64,7 +64,7 @@ std::vector<std::string> device_names() {
 void add_global_flags(CLI::App& app, Globals& globals) {
   const char* group = "Flags of every command";
   app.add_option("--device", globals.device_name,
-                 "where to compute; auto: cuda if available, else cpu")
+                 "where to compute; auto: a GPU if available, else cpu")
       ->check(CLI::IsMember(device_names()))
       ->type_name("NAME")
       ->group(group);

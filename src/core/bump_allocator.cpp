@@ -24,6 +24,10 @@ void BumpAllocator::expect(std::size_t bytes) {
   if (bytes <= kOwnBlock) expected_ += padded(bytes);
 }
 
+void BumpAllocator::forget(std::size_t bytes) {
+  if (bytes <= kOwnBlock) expected_ -= std::min(expected_, padded(bytes));
+}
+
 Buffer BumpAllocator::take(std::size_t bytes) {
   MemoryPool& pool = device_->memory();
   if (bytes > kOwnBlock || pool.is_guarded()) return pool.allocate_exact(bytes);

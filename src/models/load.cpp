@@ -201,7 +201,8 @@ class Loader {
     }
     const Tensor host = source_.files().tensor(stored.name);
     if (const Buffer same = place_->encoder.device().adopt(host.buffer())) {
-      count(stored.like.bytes());
+      place_->memory.forget(host.bytes());
+      count(host.bytes());
       return {same, host.dtype(), host.shape()};
     }
     const Tensor t = empty(stored.like.shape(), stored.like.dtype());

@@ -59,6 +59,20 @@ TEST_F(Bump, MoreThanExpectedIsServed) {
   EXPECT_EQ(memory.empty({0, 3}, DType::kF32).size(), 0);
 }
 
+TEST_F(Bump, WhatIsForgottenTakesNoMemory) {
+  BumpAllocator memory(Device::cpu());
+  for (int i = 0; i < 4; ++i) memory.expect(1000);
+  memory.expect(kOwn + 1);
+  memory.forget(1000);
+  memory.forget(kOwn + 1);
+  memory.forget(1000);
+  const Tensor a = bytes(memory, 1000), b = bytes(memory, 1000);
+  EXPECT_EQ(taken(), 2U * 1024);
+  for (int i = 0; i < 9; ++i) memory.forget(1000);  // more than was expected
+  const Tensor c = bytes(memory, 1000);
+  EXPECT_EQ(taken(), 3U * 1024);
+}
+
 TEST_F(Bump, ABlockGoesWithItsLastTensor) {
   Tensor last;
   {

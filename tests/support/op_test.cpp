@@ -30,6 +30,7 @@ void OnDevice::SetUp() {
     GTEST_SKIP() << "no " << name_of(GetParam()) << " device here" << reason;
   }
   set_flushes_subnormals(GetParam() == Backend::kMetal);
+  if (is_emulated(*device_)) device_->set_option("strict", 1);
   device_->memory().set_guarded(true);
   encoder_ = device_->make_encoder();
 }

@@ -26,6 +26,7 @@ class BumpAllocator {
   explicit BumpAllocator(Device& device) : device_(&device) {}
 
   void expect(std::size_t bytes);                 // of one tensor
+  void forget(std::size_t bytes);                 // of one that was expected and will not come
   Tensor empty(const Shape& shape, DType dtype);  // contents undefined
 
  private:

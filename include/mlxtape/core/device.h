@@ -79,8 +79,8 @@ class Device {
   // May a kernel of ours start while the one before it ends? Yes by default; results are the same.
   virtual void set_overlap(bool) {}
 
-  // One of the settings that a backend documents in its device.cpp, for measurements and for machines that need another
-  // than the default. Throws kArgument where there is no such option.
+  // One of a backend's own settings (backends/metal/stream.h), for measurements and for machines that need another than the
+  // default. Throws kArgument where there is no such option.
   virtual void set_option(const std::string& name, double value);
 
   // Memory of the host as this device's own, without a copy, which it holds as long as somebody has the result. A Buffer

@@ -146,7 +146,9 @@ void MetalDevice::set_option(const std::string& name, double value) {
       {"dispatch_seconds", &StreamOptions::dispatch_seconds},
       {"patience_seconds", &StreamOptions::patience_seconds}};
   static const std::map<std::string, bool StreamOptions::*> kSwitches = {
-      {"serial", &StreamOptions::serial}, {"residency", &StreamOptions::residency}};
+      {"serial", &StreamOptions::serial},
+      {"strict", &StreamOptions::strict},
+      {"residency", &StreamOptions::residency}};
   if (const auto found = kNumbers.find(name); found != kNumbers.end()) {
     if (!(value > 0)) {
       throw Error(Errc::kArgument, "device: option " + name + " must be greater than 0, got " +

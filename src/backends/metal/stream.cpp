@@ -78,6 +78,15 @@ void Stream::add(const Dispatch& dispatch) {
     const double most = options_.dispatch_seconds / dispatch.seconds;
     each = std::max(1UL, static_cast<unsigned long>(static_cast<double>(each) * most));
   }
+  const double longest =
+      dispatch.seconds * static_cast<double>(each) / static_cast<double>(dispatch.groups.width);
+  if (options_.strict && longest > options_.dispatch_seconds) {
+    throw Error(Errc::kBackend, dispatch.pipeline->name + " must take at most " +
+                                    std::to_string(std::lround(options_.dispatch_seconds * 1e3)) +
+                                    " ms on a small chip, got an estimate of " +
+                                    std::to_string(std::lround(longest * 1e3)) +
+                                    " ms: let it be cut (in_parts)");
+  }
   for (unsigned long first = 0; first < dispatch.groups.width; first += each) {
     Size groups = dispatch.groups;
     groups.width = std::min(each, dispatch.groups.width - first);

@@ -40,7 +40,9 @@ struct StreamOptions {
   double patience_seconds = 60;    // without any progress
   bool serial = false;             // one dispatch in each command buffer: a failure has one name
   bool overlap = true;             // false: a barrier before every dispatch
-  bool residency = true;           // false: nothing is kept wired between command buffers
+  bool strict =
+      false;  // a dispatch that would take longer than that, and cannot be cut, is an error: for tests
+  bool residency = true;  // false: nothing is kept wired between command buffers
 };
 
 class Stream {

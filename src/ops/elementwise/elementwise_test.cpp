@@ -480,7 +480,7 @@ TEST_P(Elementwise, WhereChoosesAndSendsZeros) {
   }
   for (std::size_t t = 0; t < kDTypeCount; ++t) {  // elements of every size, more than one piece
     const auto dtype = static_cast<DType>(t);
-    if (dtype == DType::kF64 && GetParam() == Backend::kCuda) continue;
+    if (dtype == DType::kF64 && GetParam() != Backend::kCpu) continue;
     std::vector<double> c, a, b, want;
     for (int i = 0; i < 3001; ++i) {
       c.push_back(i % 3 == 0 ? 1 : 0);
@@ -571,7 +571,7 @@ TEST_P(Elementwise, CastsBetweenAllTypes) {
   for (std::size_t i = 0; i < kDTypeCount; ++i) {
     for (std::size_t j = 0; j < kDTypeCount; ++j) {
       const auto from = static_cast<DType>(i), to = static_cast<DType>(j);
-      if (GetParam() == Backend::kCuda && (from == DType::kF64 || to == DType::kF64)) continue;
+      if (GetParam() != Backend::kCpu && (from == DType::kF64 || to == DType::kF64)) continue;
       const Tensor x = row(many, from);
       std::vector<unsigned char> bytes(many.size() * size_of(to));
       convert(bits_of(encoder(), x).data(), from, bytes.data(), to, many.size());

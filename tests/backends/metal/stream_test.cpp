@@ -192,6 +192,20 @@ TEST_F(MetalStream, ADispatchThatTakesLongIsCut) {
   for (std::size_t i = 0; i < 1U << 20U; ++i) ASSERT_EQ(room[i], 0x5A) << i;
 }
 
+TEST_F(MetalStream, WhatTakesTooLongAndCannotBeCutIsAnErrorInTests) {
+  char* room = allocate(1U << 20U);
+  with([](StreamOptions& options) { options.strict = true; });
+  fill(machine, range(room, 1U << 20U), 1);
+  machine.stream.wait();
+  with([](StreamOptions& options) { options.dispatch_seconds = 1e-7; });  // a group takes 0.27 us
+  test::expect_error(Errc::kBackend, "fill_bytes must take at most 0 ms on a small chip",
+                     [&] { fill(machine, range(room, 1U << 20U), 2); });
+  with([](StreamOptions& options) { options.strict = false; });
+  fill(machine, range(room, 1U << 20U), 3);
+  machine.stream.wait();
+  EXPECT_EQ(room[(1U << 20U) - 1], 3);
+}
+
 // ---- the host and the GPU ----
 
 TEST_F(MetalStream, MemoryInUseIsWrittenInItsTurn) {
