@@ -24,7 +24,8 @@ constexpr unsigned long kDispatchConcurrent = 1;
 constexpr unsigned long kBarrierBuffers = 1;
 constexpr unsigned long kUseReadWrite = 3;
 constexpr unsigned long kStatusCompleted = 4, kStatusError = 5;
-constexpr unsigned long kMathSafe = 0;
+constexpr long kMathSafe = 0;
+constexpr long kFunctionsPrecise = 1;
 constexpr long kFamilyApple7 = 1007;
 
 enum class ConstantType : unsigned long { kFloat = 3, kInt = 29, kUInt = 33, kBool = 53 };
@@ -161,6 +162,10 @@ inline void set_language_version(Id options, unsigned long version) {
 inline void set_math_mode(Id options, long mode) {  // macOS 15
   static const Message<void(long)> call("setMathMode:");
   call(options, mode);
+}
+inline void set_math_functions(Id options, long functions) {  // macOS 15
+  static const Message<void(long)> call("setMathFloatingPointFunctions:");
+  call(options, functions);
 }
 inline void set_fast_math(Id options, bool on) {
   static const Message<void(bool)> call("setFastMathEnabled:");

@@ -56,7 +56,12 @@ Retained Library::compile_text(const std::string& source, Errc error_code,
   const Retained options = metal::make("MTLCompileOptions");
   set_language_version(options.get(), language_version(3, 1));
   // Safe: NaN and infinity are numbers like others and sums stay in their order. The system's default is fast.
-  has_math_mode_ ? set_math_mode(options.get(), kMathSafe) : set_fast_math(options.get(), false);
+  if (has_math_mode_) {
+    set_math_mode(options.get(), kMathSafe);
+    set_math_functions(options.get(), kFunctionsPrecise);
+  } else {
+    set_fast_math(options.get(), false);
+  }
   Id error = nullptr;
   Retained library = new_library(device_.get(), text(source.c_str()), options.get(), &error);
   if (!library) throw Error(error_code, what + " must compile, got " + description(error));

@@ -22,6 +22,8 @@ Id new_library(DeviceObject*, Selector, Id source, Id options, Id* error) {
     violation("newLibraryWithSource: kernels need language version 3.1");
   if (!how->is_safe)
     violation("newLibraryWithSource: the math mode must be safe, and the default is fast");
+  if (!how->is_precise)
+    violation("newLibraryWithSource: functions must be the precise ones, and the default are fast");
   if (is_due(FaultKind::kLibrary)) {
     give_error(error, kLibraryErrors, 3,
                "program_source:1:1: error: refused by MLXTAPE_METAL_FAULT");
@@ -194,6 +196,14 @@ void set_math_mode(CompileOptions* self, Selector, long mode) {
   self->is_safe = mode == 0;
 }
 
+// On macOS 15 a mode of its own decides on exp, sin and their like, and on quotients: fast ones are the default.
+void set_math_functions(CompileOptions* self, Selector, long functions) {
+  if (fault_value("system", 15) < 15)
+    violation(
+        "-[MTLCompileOptions setMathFloatingPointFunctions:]: unrecognized selector on macOS 14");
+  self->is_precise = functions == 1;
+}
+
 DeviceObject* the_device() {
   static auto* device = new DeviceObject;
   return device;
@@ -257,9 +267,10 @@ void register_kernels() {
           "setLanguageVersion:",
           +[](CompileOptions* self, Selector, unsigned long version) { self->version = version; })
       .on("setMathMode:", +set_math_mode)
+      .on("setMathFloatingPointFunctions:", +set_math_functions)
       .on(
           "setFastMathEnabled:",
-          +[](CompileOptions* self, Selector, bool on) { self->is_safe = !on; });
+          +[](CompileOptions* self, Selector, bool on) { self->is_safe = self->is_precise = !on; });
   static Class library("MTLLibrary", nullptr, destroy<LibraryObject>);
   library.on("newFunctionWithName:constantValues:error:", +new_function);
   static Class constants(

@@ -32,6 +32,7 @@ struct CompileOptions : Object {
   CompileOptions() : Object("MTLCompileOptions") {}
   unsigned long version = 0;
   bool is_safe = false;
+  bool is_precise = false;
 };
 struct LibraryObject : Object {
   explicit LibraryObject(const KernelFile* f) : Object("MTLLibrary"), file(f) {}
