@@ -35,6 +35,7 @@ class Gpu {
     const Retained options = make("MTLCompileOptions");
     set_language_version(options.get(), language_version(3, 1));
     set_math_mode(options.get(), kMathSafe);
+    set_math_functions(options.get(), kFunctionsPrecise);
     Id unused = nullptr;
     return new_library(device.get(), text(texts::emulator_rows.source), options.get(),
                        error != nullptr ? error : &unused);
@@ -277,6 +278,7 @@ TEST_F(EmulatorRuntime, WhatCannotBeMade) {
   const Retained options = make("MTLCompileOptions");
   set_language_version(options.get(), language_version(3, 1));
   set_math_mode(options.get(), kMathSafe);
+  set_math_functions(options.get(), kFunctionsPrecise);
   EXPECT_FALSE(new_library(gpu.device.get(), text("kernel void x() {}"), options.get(), &error));
   EXPECT_NE(description(error).find("no compiler"), std::string::npos);
   const Retained constants = make("MTLFunctionConstantValues");
