@@ -293,4 +293,18 @@ same $? 1 "new on a full disk"
 same "$(ls empty)" "" "what new left on a full disk"
 expect 0 "Next:" new empty --samples 40
 
+# ---- settings of devices ----
+
+for variable in OPS MB SERIAL RESIDENCY; do
+  for value in many 1e '' -1 nan; do
+    export "MLXTAPE_METAL_$variable=$value"
+    expect 2 "MLXTAPE_METAL_$variable must be a number of 0 or more, got $value" info
+    unset "MLXTAPE_METAL_$variable"
+  done
+done
+export MLXTAPE_METAL_OPS=80
+expect 0 "cpu: " info
+unset MLXTAPE_METAL_OPS
+expect 0 "metal: " info
+
 exit $((failures > 0))
