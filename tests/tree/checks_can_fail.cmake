@@ -91,6 +91,10 @@ refuses(layers ${dir}/${op}.cu "a kernel file may include its own backend only"
         "#include \"backends/cpu/device/tasks.h\"")
 refuses(layers src/backends/cuda/device.cpp "a backend may not include another backend"
         "#include \"backends/cpu/targets.h\"")
+refuses(layers ${dir}/${op}.metal "a kernel file may include its own backend only"
+        "#include \"backends/cpu/device/tasks.h\"")
+refuses(layers src/backends/metal/device.cpp "the emulator is for tests"
+        "#include \"backends/metal/emulator/control.h\"")
 refuses(layers ${dir}/${op}.cpp "layer 'ops' may not include 'bench'"
         "#include \"cases/bench_case.h\"")
 refuses(layers ${dir}/${op}_bench.cpp "an op's bench file may not include 'tests'"

@@ -44,6 +44,10 @@ Launch::Launch(const KernelCall& call, const Pipeline& pipeline)
 // ---- constants ----
 
 Launch& Launch::add_constant(unsigned long index, ConstantType type, std::uint32_t bits) {
+  if (dispatch_.pipeline != nullptr) {
+    throw Error(Errc::kBackend, "constants must be given before the kernel is asked about, got " +
+                                    std::to_string(index) + " later");
+  }
   if (key_.constant_count == PipelineKey::kMostConstants) {
     throw Error(Errc::kBackend, "a kernel must have at most 8 function constants, got more");
   }

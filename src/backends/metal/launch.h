@@ -78,7 +78,7 @@ class Launch {
   // Bytes read and written, where they are not those of all that was bound.
   Launch& traffic(double bytes);
 
-  // What the compiled kernel allows in a group, for kernels that take any number.
+  // What the compiled kernel allows in a group, for kernels that take any number; after all constants.
   std::int64_t most_threads();
 
   void run();
