@@ -142,10 +142,11 @@ function(mlxtape_metal_strict out)
 endfunction()
 
 # Kernels for the emulator. Arithmetic as the GPU's: nothing is contracted; memory may be read as another type.
-set(metal_kernel_options -O2 -ffp-contract=off -fno-strict-aliasing -Wno-unused-function -Wno-unused-parameter -Wno-unknown-pragmas)
+set(metal_kernel_options -O2 -ffp-contract=off -fno-strict-aliasing)
+set(metal_kernel_warnings -Wno-unused-function -Wno-unused-parameter -Wno-unknown-pragmas)  # of the last to speak
 # Each access becomes a call, which src/backends/metal/emulator/check.cpp answers: ThreadSanitizer's own library is not linked.
 # A loop must not become a call of memset, which nobody would see.
-set(metal_checked_options -fsanitize=thread,bounds,shift-exponent,integer-divide-by-zero)
+set(metal_checked_options -fsanitize=thread,alignment,bounds,shift-exponent,integer-divide-by-zero)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND metal_checked_options --param=tsan-instrument-func-entry-exit=0 -fno-tree-loop-distribute-patterns)
 else()
@@ -178,6 +179,7 @@ function(mlxtape_metal_kernels name)
       list(APPEND sources ${strict})
     endif()
     list(APPEND sources ${made}.kernels.cpp)
+    set_source_files_properties(${made}.kernels.cpp PROPERTIES COMPILE_OPTIONS "${metal_kernel_warnings}")
     string(APPEND declared "namespace files { extern const KernelFile ${stem}; }\n")
     string(APPEND rows "    &files::${stem},\n")
   endforeach()

@@ -104,8 +104,9 @@ constexpr Row kMemory[] = {
     {"past_a_variable", "past the end of threadgroup memory 'room' at byte 256 of 256"},
     {"writes_const", "writes a const buffer: buffer(0)"},
     {"writes_constant", "writes a const buffer: buffer(0)"},
-    {"misaligned", "reads 16 bytes at an address that is no multiple of it: buffer(0) at byte", 1,
-     4, true, 16},
+#ifndef __clang__  // which copies a vector without a look at its address
+    {"misaligned", "at an address that is no multiple of 16: buffer(0) at byte", 1, 4, true, 16},
+#endif
     {"anothers_stack", "reads the memory of another thread"},
     {"past_an_array", "index 4 of an array of 4"},
 };

@@ -68,7 +68,10 @@ const Launch* launch_of(const Checker& c, std::uint32_t run) {
   return after == c.launches.begin() ? nullptr : &*std::prev(after);
 }
 
-std::string where_is(const char* p) {
+}  // namespace
+
+std::string where_is(const void* address) {
+  const auto* p = static_cast<const char*>(address);
   const Group& g = *running;
   if (g.is_arena(p)) {
     const std::uint32_t at = g.arena_offset(p);
@@ -99,6 +102,8 @@ std::string where_is(const char* p) {
   return name + " at byte " + std::to_string(p - nearest->begin) + " of " +
          std::to_string(nearest->end - nearest->begin);
 }
+
+namespace {
 
 [[noreturn]] void refuse(const char* does, const std::string& what) {
   Group& g = *running;
@@ -248,16 +253,11 @@ bool touch(const Extent& e, const char* p, std::size_t bytes, bool write, bool a
   refuse(does, "out of bounds: " + where_is(p));
 }
 
-void check(const void* address, std::size_t bytes, bool write, bool atomic, bool aligned) {
+void check(const void* address, std::size_t bytes, bool write, bool atomic) {
   if (running == nullptr || self == nullptr) return;
   const auto* p = static_cast<const char*>(address);
   const Stacks& stacks = running->stacks();
   if (p >= stacks.low(self->stack) && p + bytes <= stacks.high(self->stack)) return;
-  if (aligned && bytes <= 16 && reinterpret_cast<std::uintptr_t>(p) % bytes != 0) {
-    refuse(
-        write ? "writes" : "reads",
-        std::to_string(bytes) + " bytes at an address that is no multiple of it: " + where_is(p));
-  }
   if (running->is_arena(p)) {
     check_threadgroup(p, bytes, write, atomic);
     return;
@@ -334,9 +334,7 @@ CheckedLaunch::~CheckedLaunch() {
   active->counters = nullptr;
 }
 
-void check_atomic(const void* address, std::size_t bytes) {
-  check(address, bytes, true, true, true);
-}
+void check_atomic(const void* address, std::size_t bytes) { check(address, bytes, true, true); }
 
 }  // namespace mlxtape::emulator
 
@@ -344,20 +342,20 @@ void check_atomic(const void* address, std::size_t bytes) {
 
 using mlxtape::emulator::check;
 extern "C" {
-#define MLXTAPE_ACCESS(bytes)                                                          \
-  void __tsan_read##bytes(void* p) { check(p, bytes, false, false, true); }            \
-  void __tsan_write##bytes(void* p) { check(p, bytes, true, false, true); }            \
-  void __tsan_unaligned_read##bytes(void* p) { check(p, bytes, false, false, false); } \
-  void __tsan_unaligned_write##bytes(void* p) { check(p, bytes, true, false, false); } \
-  void __tsan_volatile_read##bytes(void* p) { check(p, bytes, false, false, true); }   \
-  void __tsan_volatile_write##bytes(void* p) { check(p, bytes, true, false, true); }   \
-  void __tsan_read_write##bytes(void* p) {                                             \
-    check(p, bytes, false, false, true);                                               \
-    check(p, bytes, true, false, true);                                                \
-  }                                                                                    \
-  void __tsan_unaligned_read_write##bytes(void* p) {                                   \
-    check(p, bytes, false, false, false);                                              \
-    check(p, bytes, true, false, false);                                               \
+#define MLXTAPE_ACCESS(bytes)                                                   \
+  void __tsan_read##bytes(void* p) { check(p, bytes, false, false); }           \
+  void __tsan_write##bytes(void* p) { check(p, bytes, true, false); }           \
+  void __tsan_unaligned_read##bytes(void* p) { check(p, bytes, false, false); } \
+  void __tsan_unaligned_write##bytes(void* p) { check(p, bytes, true, false); } \
+  void __tsan_volatile_read##bytes(void* p) { check(p, bytes, false, false); }  \
+  void __tsan_volatile_write##bytes(void* p) { check(p, bytes, true, false); }  \
+  void __tsan_read_write##bytes(void* p) {                                      \
+    check(p, bytes, false, false);                                              \
+    check(p, bytes, true, false);                                               \
+  }                                                                             \
+  void __tsan_unaligned_read_write##bytes(void* p) {                            \
+    check(p, bytes, false, false);                                              \
+    check(p, bytes, true, false);                                               \
   }
 MLXTAPE_ACCESS(1)
 MLXTAPE_ACCESS(2)
@@ -365,20 +363,20 @@ MLXTAPE_ACCESS(4)
 MLXTAPE_ACCESS(8)
 MLXTAPE_ACCESS(16)
 #undef MLXTAPE_ACCESS
-void __tsan_read_range(void* p, std::size_t bytes) { check(p, bytes, false, false, false); }
-void __tsan_write_range(void* p, std::size_t bytes) { check(p, bytes, true, false, false); }
+void __tsan_read_range(void* p, std::size_t bytes) { check(p, bytes, false, false); }
+void __tsan_write_range(void* p, std::size_t bytes) { check(p, bytes, true, false); }
 void* __tsan_memcpy(void* to, const void* from, std::size_t bytes) {
-  check(from, bytes, false, false, false);
-  check(to, bytes, true, false, false);
+  check(from, bytes, false, false);
+  check(to, bytes, true, false);
   return std::memcpy(to, from, bytes);
 }
 void* __tsan_memmove(void* to, const void* from, std::size_t bytes) {
-  check(from, bytes, false, false, false);
-  check(to, bytes, true, false, false);
+  check(from, bytes, false, false);
+  check(to, bytes, true, false);
   return std::memmove(to, from, bytes);
 }
 void* __tsan_memset(void* to, int value, std::size_t bytes) {
-  check(to, bytes, true, false, false);
+  check(to, bytes, true, false);
   return std::memset(to, value, bytes);
 }
 void __tsan_init() {}

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "backends/metal/emulator/dispatch.h"
 
@@ -36,6 +37,9 @@ class Shadow {
   Cell* cells_;
   std::size_t bytes_;
 };
+
+// "buffer(0) at byte 256 of 256": of an address that a checked kernel touches.
+std::string where_is(const void* address);
 
 // Around a launch of a checked kernel, whose threadgroups must run one after the other on this thread.
 class CheckedLaunch {

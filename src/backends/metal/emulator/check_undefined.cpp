@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "backends/metal/emulator/check.h"
 #include "backends/metal/emulator/group.h"
 
 namespace mlxtape::emulator {
@@ -30,6 +31,13 @@ struct Shift {
 struct Overflow {
   Place place;
   const Type* type;
+};
+
+struct TypeMismatch {
+  Place place;
+  const Type* type;
+  std::uint8_t alignment;  // its logarithm
+  std::uint8_t kind;
 };
 
 std::string value_of(const Type& type, std::uintptr_t value) {
@@ -59,6 +67,12 @@ using namespace mlxtape::emulator;
 extern "C" {
 void __ubsan_handle_out_of_bounds(OutOfBounds* data, std::uintptr_t index) {
   refuse("index " + value_of(*data->index, index) + " of an array of " + length_of(*data->array),
+         data->place);
+}
+void __ubsan_handle_type_mismatch_v1(TypeMismatch* data, std::uintptr_t address) {
+  refuse(std::string("a ") + data->type->name + " at an address that is no multiple of " +
+             std::to_string(1U << data->alignment) + ": " +
+             where_is(reinterpret_cast<const void*>(address)) + ",",
          data->place);
 }
 void __ubsan_handle_shift_out_of_bounds(Shift* data, std::uintptr_t, std::uintptr_t by) {

@@ -165,9 +165,8 @@ inline float abs(float x) { return __builtin_fabsf(x); }
 inline half abs(half x) { return half(__builtin_fabsf(float(x))); }
 template <class T>
   requires std::is_integral_v<T>
-constexpr std::make_unsigned_t<T> abs(T x) {
-  using U = std::make_unsigned_t<T>;
-  return x < 0 ? U(U(0) - U(x)) : U(x);
+constexpr T abs(T x) {
+  return x < 0 ? T(-x) : x;
 }
 template <class T>
 T clamp(T x, T low, T high) {

@@ -113,12 +113,12 @@ struct numeric_limits {
   static constexpr T quiet_NaN() { return T(1); }
 };
 
-#define MLXTAPE_UNARY(name) \
-  float name(float);        \
-  half name(half);          \
-  template <int N>          \
+#define MLXTAPE_UNARY(name)          \
+  float name(float);                 \
+  half name(half);                   \
+  template <int N>                   \
   vec<float, N> name(vec<float, N>); \
-  template <int N>          \
+  template <int N>                   \
   vec<half, N> name(vec<half, N>);
 #define MLXTAPE_PRECISE_AND_FAST(name) \
   namespace precise {                  \
@@ -177,9 +177,9 @@ using precise::powr;
 half pow(half, half);
 
 // Of one type: a call with two types is ambiguous, as it is in Metal.
-#define MLXTAPE_EACH(declare) \
-  declare(float) declare(half) declare(bfloat) declare(char) declare(uchar) declare(short) declare(ushort) declare(int) declare(uint) \
-      declare(long) declare(ulong)
+#define MLXTAPE_EACH(declare)                                                              \
+  declare(float) declare(half) declare(bfloat) declare(char) declare(uchar) declare(short) \
+      declare(ushort) declare(int) declare(uint) declare(long) declare(ulong)
 #define MLXTAPE_DECLARE(T) \
   T min(T, T);             \
   T max(T, T);             \
@@ -197,8 +197,8 @@ template <class T, int N, class C>
 vec<T, N> select(vec<T, N>, vec<T, N>, C);
 float abs(float);
 half abs(half);
-uint abs(int);
-ulong abs(long);
+int abs(int);
+long abs(long);
 float fmin(float, float);
 float fmax(float, float);
 float fmod(float, float);
@@ -294,19 +294,22 @@ typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
 typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
 template <class T, int kColumns, int kRows>
 simdgroup_matrix<T, kColumns, kRows> make_filled_simdgroup_matrix(T);
-#define MLXTAPE_MATRICES(space)                                                                          \
-  template <class T>                                                                                     \
-  void simdgroup_load(__private simdgroup_matrix<T, 8, 8>&, space const T*, ulong = 8, vec<ulong, 2> = 0, bool = false); \
-  template <class T>                                                                                     \
-  void simdgroup_store(simdgroup_matrix<T, 8, 8>, space T*, ulong = 8, vec<ulong, 2> = 0, bool = false);
+#define MLXTAPE_MATRICES(space)                                                           \
+  template <class T>                                                                      \
+  void simdgroup_load(__private simdgroup_matrix<T, 8, 8>&, space const T*, ulong = 8,    \
+                      vec<ulong, 2> = 0, bool = false);                                   \
+  template <class T>                                                                      \
+  void simdgroup_store(simdgroup_matrix<T, 8, 8>, space T*, ulong = 8, vec<ulong, 2> = 0, \
+                       bool = false);
 MLXTAPE_MATRICES(__global)
 MLXTAPE_MATRICES(__local)
 #undef MLXTAPE_MATRICES
 template <class D, class A, class B, class C>
-void simdgroup_multiply_accumulate(__private simdgroup_matrix<D, 8, 8>&, simdgroup_matrix<A, 8, 8>, simdgroup_matrix<B, 8, 8>,
-                                   simdgroup_matrix<C, 8, 8>);
+void simdgroup_multiply_accumulate(__private simdgroup_matrix<D, 8, 8>&, simdgroup_matrix<A, 8, 8>,
+                                   simdgroup_matrix<B, 8, 8>, simdgroup_matrix<C, 8, 8>);
 template <class D, class A, class B>
-void simdgroup_multiply(__private simdgroup_matrix<D, 8, 8>&, simdgroup_matrix<A, 8, 8>, simdgroup_matrix<B, 8, 8>);
+void simdgroup_multiply(__private simdgroup_matrix<D, 8, 8>&, simdgroup_matrix<A, 8, 8>,
+                        simdgroup_matrix<B, 8, 8>);
 
 enum memory_order { memory_order_relaxed };
 template <class T>
@@ -321,21 +324,22 @@ struct same {
 #define MLXTAPE_ATOMIC(name, space) \
   template <class T>                \
   T name(volatile space atomic<T>*, typename same<T>::type, memory_order);
-#define MLXTAPE_ATOMICS(space)                                                    \
-  MLXTAPE_ATOMIC(atomic_fetch_add_explicit, space)                                \
-  MLXTAPE_ATOMIC(atomic_fetch_sub_explicit, space)                                \
-  MLXTAPE_ATOMIC(atomic_fetch_and_explicit, space)                                \
-  MLXTAPE_ATOMIC(atomic_fetch_or_explicit, space)                                 \
-  MLXTAPE_ATOMIC(atomic_fetch_xor_explicit, space)                                \
-  MLXTAPE_ATOMIC(atomic_fetch_min_explicit, space)                                \
-  MLXTAPE_ATOMIC(atomic_fetch_max_explicit, space)                                \
-  MLXTAPE_ATOMIC(atomic_exchange_explicit, space)                                 \
-  template <class T>                                                              \
-  T atomic_load_explicit(const volatile space atomic<T>*, memory_order);          \
-  template <class T>                                                              \
+#define MLXTAPE_ATOMICS(space)                                                                 \
+  MLXTAPE_ATOMIC(atomic_fetch_add_explicit, space)                                             \
+  MLXTAPE_ATOMIC(atomic_fetch_sub_explicit, space)                                             \
+  MLXTAPE_ATOMIC(atomic_fetch_and_explicit, space)                                             \
+  MLXTAPE_ATOMIC(atomic_fetch_or_explicit, space)                                              \
+  MLXTAPE_ATOMIC(atomic_fetch_xor_explicit, space)                                             \
+  MLXTAPE_ATOMIC(atomic_fetch_min_explicit, space)                                             \
+  MLXTAPE_ATOMIC(atomic_fetch_max_explicit, space)                                             \
+  MLXTAPE_ATOMIC(atomic_exchange_explicit, space)                                              \
+  template <class T>                                                                           \
+  T atomic_load_explicit(const volatile space atomic<T>*, memory_order);                       \
+  template <class T>                                                                           \
   void atomic_store_explicit(volatile space atomic<T>*, typename same<T>::type, memory_order); \
-  template <class T>                                                              \
-  bool atomic_compare_exchange_weak_explicit(volatile space atomic<T>*, __private T*, typename same<T>::type, memory_order, memory_order);
+  template <class T>                                                                           \
+  bool atomic_compare_exchange_weak_explicit(volatile space atomic<T>*, __private T*,          \
+                                             typename same<T>::type, memory_order, memory_order);
 MLXTAPE_ATOMICS(__global)
 MLXTAPE_ATOMICS(__local)
 #undef MLXTAPE_ATOMICS
@@ -349,10 +353,10 @@ typedef metal::atomic<int> metal_atomic_int;
 typedef metal::atomic<uint> metal_atomic_uint;
 #define atomic_int metal_atomic_int
 #define atomic_uint metal_atomic_uint
-#define MLXTAPE_VECTORS(T)                   \
-  typedef metal::vec<T, 2> T##2;             \
-  typedef metal::vec<T, 3> T##3;             \
-  typedef metal::vec<T, 4> T##4;             \
+#define MLXTAPE_VECTORS(T)                       \
+  typedef metal::vec<T, 2> T##2;                 \
+  typedef metal::vec<T, 3> T##3;                 \
+  typedef metal::vec<T, 4> T##4;                 \
   typedef metal::packed_vec<T, 2> packed_##T##2; \
   typedef metal::packed_vec<T, 3> packed_##T##3; \
   typedef metal::packed_vec<T, 4> packed_##T##4;
