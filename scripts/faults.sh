@@ -218,18 +218,20 @@ prepare() { # name
       while read -r op; do with_callees "$op"; done | sort -u)
     if [[ $1 == formats* ]]; then program=formats_tests ops=dropout; fi  # files know no op; the library must have one
   elif [ "$1" = metal ]; then
-    program=metal_tests filter=metal
-    ops=$(printf 'softmax\nrms_norm\n' | while read -r op; do with_callees "$op"; done | sort -u)
+    program=metal_tests filter=metal ops=softmax
   else
     filter=$(suites_of "$1")
     ops=$(with_callees "$1")
   fi
-  printf '%s\n' "$ops" >"$ops_list"
-  local metal=OFF programs= one
+  local metal=OFF programs one
   programs=$(while IFS=$'\037' read -r file _; do
     if is_of_metal "$file"; then echo metal_tests; else echo $program; fi
   done <"$work/$1.list" | sort -u)
-  if [[ $programs == *metal_tests* ]]; then metal=AUTO; fi
+  if [[ $programs == *metal_tests* ]]; then  # whose tests of encoders use these two
+    metal=AUTO
+    ops=$(printf '%s\nsoftmax\nrms_norm\n' "$ops" | sort -u)
+  fi
+  printf '%s\n' "$ops" >"$ops_list"
   cmake -S "$copy" -B "$work/build" -G Ninja -DMLXTAPE_CUDA=OFF -DMLXTAPE_METAL=$metal -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" \
     -DCMAKE_BUILD_TYPE=Debug -DMLXTAPE_WERROR=OFF -DMLXTAPE_BUILD_EXAMPLES=OFF \
     -DCMAKE_CXX_FLAGS_DEBUG="-O1 -DHWY_COMPILE_ONLY_STATIC$(target_flags)" >"$work/build.log" 2>&1 ||
