@@ -142,7 +142,8 @@ function(mlxtape_metal_strict out)
 endfunction()
 
 # Kernels for the emulator. Arithmetic as the GPU's: nothing is contracted; memory may be read as another type.
-set(metal_kernel_options -O2 -ffp-contract=off -fno-strict-aliasing)
+# Large arrays are touched page by page, so that a stack that is too small for them is found.
+set(metal_kernel_options -O2 -ffp-contract=off -fno-strict-aliasing -fstack-clash-protection)
 set(metal_kernel_warnings -Wno-unused-function -Wno-unused-parameter -Wno-unknown-pragmas)  # of the last to speak
 # Each access becomes a call, which src/backends/metal/emulator/check.cpp answers: ThreadSanitizer's own library is not linked.
 # A loop must not become a call of memset, which nobody would see.

@@ -61,6 +61,13 @@ kernel void needs_argument(device float* x [[buffer(0)]],
   x[0] = by.x;
 }
 
+kernel void too_much_of_its_own(device float* x [[buffer(0)]]) {
+  float mine[40000];
+  for (uint i = 0; i < 40000; ++i) mine[i] = x[i % 64];
+  x[0] = mine[uint(x[1]) * 1000];
+}
+kernel void nobodys_memory(constant ulong& address [[buffer(0)]]) { *(device float*)address = 1; }
+
 // ---- races: found in the checked build ----
 
 kernel void no_barrier(device float* x [[buffer(0)]], uint tid [[thread_index_in_threadgroup]]) {

@@ -199,6 +199,18 @@ TEST(FaultsOfMemory, TheNextLaunchIsAsBefore) {
   }
 }
 
+// Not checked, a kernel that touches what is nobody's ends the program, which says its name.
+TEST(FaultsOfMemoryDeathTest, SayWhoTheyAre) {
+  if (find_kernel("add_one")->is_checked) GTEST_SKIP() << "the checked program goes on";
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const std::uintptr_t address = 64;
+  EXPECT_DEATH(Launch("nobodys_memory").bytes(0, address).run(1, 1),
+               "nobodys_memory, thread 0 of threadgroup 0, touches memory that is nobody's: 0x40");
+  Memory<float> x(64);
+  EXPECT_DEATH(Launch("too_much_of_its_own").buffer(0, x).run(1, 1),
+               "needs more than 128 KB of private memory");
+}
+
 // What a launch read and wrote, by the byte.
 TEST(CountersOfBytes, AreExact) {
   if (!find_kernel("norm_backward_f32")->is_checked) GTEST_SKIP() << "the checked program counts";

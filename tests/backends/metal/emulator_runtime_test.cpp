@@ -13,7 +13,7 @@ extern "C" void mlxtape_metal_extent(objc_object* encoder, unsigned long index,
                                      unsigned long before, unsigned long after);
 
 namespace mlxtape::metal::texts {
-extern const Text emulator_rows;
+extern const Text emulator_language, emulator_matrices, emulator_rows;
 }
 
 namespace mlxtape::emulator::test {
@@ -31,19 +31,21 @@ class Gpu {
     device = Retained::share(object_at(devices.get(), 0));
     queue = new_queue(device.get());
   }
-  Retained library(Id* error = nullptr) const {
+  Retained library(Id* error = nullptr, const Text& source = texts::emulator_rows) const {
     const Retained options = make("MTLCompileOptions");
     set_language_version(options.get(), language_version(3, 1));
     set_math_mode(options.get(), kMathSafe);
     set_math_functions(options.get(), kFunctionsPrecise);
     Id unused = nullptr;
-    return new_library(device.get(), text(texts::emulator_rows.source), options.get(),
+    return new_library(device.get(), text(source.source), options.get(),
                        error != nullptr ? error : &unused);
   }
-  Retained pipeline(const char* name, Id* error = nullptr) const {
+  Retained pipeline(const char* name, Id* error = nullptr,
+                    const Text& source = texts::emulator_rows) const {
     Id unused = nullptr;
     const Retained constants = make("MTLFunctionConstantValues");
-    const Retained function = new_function(library().get(), name, constants.get(), &unused);
+    const Retained function =
+        new_function(library(nullptr, source).get(), name, constants.get(), &unused);
     return new_pipeline(device.get(), function.get(), error != nullptr ? error : &unused);
   }
   Retained buffer(const std::vector<float>& values) const {
@@ -317,6 +319,69 @@ TEST_F(EmulatorRuntime, CountsByKernelAndKeepsToTheTime) {
   EXPECT_EQ(counted.launches, 3U);
   EXPECT_EQ(counted.threads, 192U);
   EXPECT_EQ(counted.exchanges, 3U * 2 * 20);
+  if (!find_kernel("twenty_sums")->is_checked) return;
+  EXPECT_EQ(counted.bytes_first_read, 3U * 256);
+}
+
+TEST_F(EmulatorRuntime, ALaunchThatTakesAnM1TooLongIsAFault) {
+  const Gpu gpu;
+  const Retained product = gpu.pipeline("product_f32", nullptr, texts::emulator_matrices);
+  const Retained a = gpu.buffer(std::vector<float>(32 * 32)),
+                 c = gpu.buffer(std::vector<float>(32 * 32));
+  const std::uint32_t sizes[] = {32, 32, 32};  // 64 products of 8x8: 44 ns of an M1
+  const auto run = [&](int launches) {
+    Commands commands(gpu);
+    for (int i = 0; i < launches; ++i) {
+      set_bytes(commands.encoder.get(), sizes, sizeof sizes, 3);
+      set_buffer(commands.encoder.get(), a.get(), 0, 1);
+      set_buffer(commands.encoder.get(), c.get(), 0, 2);
+      commands.run(product.get(), a.get(), 128);
+      barrier(commands.encoder.get());
+    }
+    commands.end().wait();
+    return status(commands.buffer.get()) == kStatusCompleted
+               ? ""
+               : description(error_of(commands.buffer.get()));
+  };
+  EXPECT_EQ(run(3), "");
+  set_time_limits(40e-9, 1);
+  EXPECT_NE(run(1).find("product_f32: an M1 would need"), std::string::npos);
+  set_time_limits(1, 100e-9);
+  EXPECT_NE(run(3).find("for the command buffer so far"), std::string::npos);
+  set_time_limits(0.05, 0.1);
+}
+
+// Addresses in a table reach what was named to the encoder, or lies in a set of the queue, and nothing else.
+TEST_F(EmulatorRuntime, AddressesReachWhatIsResident) {
+  if (!find_kernel("scale_all")->is_checked) GTEST_SKIP() << "the checked program finds it";
+  enum class By { kNothing, kUse, kSet, kSetNotCommitted };
+  for (const By by : {By::kNothing, By::kUse, By::kSet, By::kSetNotCommitted}) {
+    const Gpu gpu;
+    const Retained scale = gpu.pipeline("scale_all", nullptr, texts::emulator_language);
+    const Retained x = gpu.buffer({1, 2, 3}), factor = gpu.buffer({2});
+    const unsigned long long table[] = {gpu_address(x.get()), gpu_address(x.get()),
+                                        gpu_address(x.get()), gpu_address(factor.get())};
+    if (by == By::kSet || by == By::kSetNotCommitted) {
+      Id error = nullptr;
+      const Retained set =
+          new_residency_set(gpu.device.get(), make("MTLResidencySetDescriptor").get(), &error);
+      for (const Id buffer : {x.get(), factor.get()}) add_allocation(set.get(), buffer);
+      if (by == By::kSet) metal::commit(set.get());
+      add_residency_set(gpu.queue.get(), set.get());
+    }
+    Commands commands(gpu);
+    set_pipeline(commands.encoder.get(), scale.get());
+    set_bytes(commands.encoder.get(), table, sizeof table, 0);
+    if (by == By::kUse) {
+      use_resource(commands.encoder.get(), x.get());
+      use_resource(commands.encoder.get(), factor.get());
+    }
+    dispatch_groups(commands.encoder.get(), kOne, {3, 1, 1});
+    commands.end().wait();
+    const bool reached = by == By::kUse || by == By::kSet;
+    EXPECT_EQ(status(commands.buffer.get()), reached ? kStatusCompleted : kStatusError);
+    EXPECT_EQ(values_of(x.get())[2], reached ? 6 : 3);
+  }
 }
 
 // ---- misuse ends the program ----

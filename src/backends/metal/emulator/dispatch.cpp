@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "backends/metal/emulator/check.h"
+#include "backends/metal/emulator/crash.h"
 #include "backends/metal/emulator/group.h"
 
 #if defined(__x86_64__)
@@ -61,6 +62,7 @@ struct Job {
   Outcome outcome;
 
   void work(Group& group) {
+    name_crashes();
     const FloatModes modes(dispatch->salt != 0);
     for (std::uint32_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < total;) {
       if (group.run(*dispatch, addresses, order == nullptr ? i : order[i])) continue;
