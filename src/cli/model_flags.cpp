@@ -18,7 +18,8 @@ namespace mlxtape::cli {
 namespace fs = std::filesystem;
 
 CLI::Option* add_model_flag(CLI::App& command, std::string& directory) {
-  return command.add_option("--model", directory, "the model's directory, in MLX format")
+  return command
+      .add_option("--model", directory, "the model's directory in MLX format, or a .gguf file")
       ->required()
       ->type_name("DIR")
       ->group("Model");
@@ -34,7 +35,9 @@ void expect_model(const std::string& directory) {
                                "be a directory on this machine");
   }
   if (!fs::is_directory(there)) {
-    throw Error(Errc::kIo, directory + ": must be a model directory, got a file");
+    if (formats::is_gguf_path(directory)) return;
+    throw Error(Errc::kIo,
+                directory + ": must be a model directory or a .gguf file, got another file");
   }
   if (!fs::exists(fs::path(directory) / "config.json", reason)) {
     throw Error(Errc::kIo, directory + ": must be a model directory, but has no config.json");

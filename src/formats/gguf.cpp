@@ -11,6 +11,7 @@
 #include "mlxtape/base/checked.h"
 #include "mlxtape/base/error.h"
 #include "mlxtape/base/quote.h"
+#include "mlxtape/core/device.h"
 
 namespace mlxtape::formats {
 
@@ -301,6 +302,12 @@ const GgufTensor& GgufFile::tensor(std::string_view name) const {
 std::span<const std::byte> GgufFile::bytes(const GgufTensor& tensor) const {
   return std::span<const std::byte>(maps_[tensor.part]->bytes())
       .subspan(tensor.begin, tensor.bytes);
+}
+
+Tensor GgufFile::in_place(const GgufTensor& tensor, DType dtype, const Shape& shape) const {
+  const std::shared_ptr<MappedFile>& map = maps_[tensor.part];
+  const std::span<std::byte> bytes = map->bytes().subspan(tensor.begin, tensor.bytes);
+  return {Buffer::wrap(Device::cpu(), bytes.data(), bytes.size(), [map] {}), dtype, shape};
 }
 
 void GgufFile::fail(const std::string& what) const {

@@ -53,24 +53,22 @@ std::vector<std::string> files_of(const fs::path& folder) {
   return names;
 }
 
-bool is_gguf(const std::string& name) { return fits(name, "*.[gG][gG][uU][fF]"); }
-
 }  // namespace
 
 // ---- reading ----
 
 Check gguf_check(const std::string& path) {
   std::error_code reason;
-  bool gguf = is_gguf(fs::path(path).filename().string()) && fs::is_regular_file(path, reason);
-  if (fs::is_directory(path, reason) && !fs::exists(fs::path(path) / kConfig, reason)) {
-    const std::vector<std::string> names = files_of(path);
-    gguf = std::any_of(names.begin(), names.end(), is_gguf);
+  if (!fs::is_directory(path, reason) || fs::exists(fs::path(path) / kConfig, reason)) {
+    return std::nullopt;
   }
-  if (!gguf) return std::nullopt;
-  return Error(Errc::kIo,
-               path +
-                   ": GGUF models are not supported yet; convert the original model from "
-                   "Hugging Face instead: mlx_lm.convert --hf-path MODEL --mlx-path DIR");
+  const std::vector<std::string> names = files_of(path);
+  const auto found = std::find_if(names.begin(), names.end(), is_gguf_path);
+  if (found == names.end()) return std::nullopt;
+  return Error(
+      Errc::kIo,
+      path + " must be a model's directory, and has no config.json: name the GGUF file itself, " +
+          shown((fs::path(path) / *found).string()));
 }
 
 ModelFiles::ModelFiles(const std::string& path) : path_(path) {
@@ -81,6 +79,12 @@ ModelFiles::ModelFiles(const std::string& path) : path_(path) {
       if (fits(name, kWeights)) files_.emplace_back((fs::path(path) / name).string());
     }
     if (files_.empty()) fail(path + " must hold " + kWeights + ", got none");
+  } else if (is_gguf_path(path)) {
+    gguf_ = std::make_shared<const GgufModel>(path);
+    names_ = gguf_->names();
+    total_bytes_ = gguf_->total_bytes();
+    paths_ = gguf_->file().files();
+    return;
   } else {
     files_.emplace_back(path);
   }
@@ -93,6 +97,7 @@ ModelFiles::ModelFiles(const std::string& path) : path_(path) {
       }
       total_bytes_ += files_[i].info(name).bytes;
     }
+    paths_.push_back(files_[i].path());
   }
   for (const auto& [name, index] : file_of_) names_.push_back(name);
 }
@@ -104,12 +109,39 @@ const SafetensorsFile& ModelFiles::file(std::string_view name) const {
   return files_[found->second];
 }
 
-Json read_model_config(const std::string& folder) {
-  require(gguf_check(folder));
-  const std::string path = (fs::path(folder) / kConfig).string();
-  Json config = Json::read_file(path, kWho);
-  if (!config.is_object()) fail(path + " must be an object, got another value");
+bool ModelFiles::has(std::string_view name) const {
+  return gguf_ != nullptr ? gguf_->has(name) : file_of_.find(name) != file_of_.end();
+}
+
+const TensorInfo& ModelFiles::info(std::string_view name) const {
+  return gguf_ != nullptr ? gguf_->info(name) : file(name).info(name);
+}
+
+Tensor ModelFiles::tensor(std::string_view name) const {
+  return gguf_ != nullptr ? gguf_->tensor(name) : file(name).tensor(name);
+}
+
+ModelFiles::Bytes ModelFiles::bytes(std::string_view name) const {
+  if (gguf_ == nullptr) return {file(name).bytes(name), {}};
+  Tensor tensor = gguf_->tensor(name);
+  const auto* data = static_cast<const std::byte*>(tensor.data());
+  return {{data, tensor.bytes()}, std::move(tensor)};
+}
+
+Json read_model_config(const std::string& path) {
+  require(gguf_check(path));
+  std::error_code reason;
+  if (is_gguf_path(path) && !fs::is_directory(path, reason)) return GgufModel(path).config();
+  const std::string file = model_config_path(path);
+  Json config = Json::read_file(file, kWho);
+  if (!config.is_object()) fail(file + " must be an object, got another value");
   return config;
+}
+
+std::string model_config_path(const std::string& path) {
+  std::error_code reason;
+  if (is_gguf_path(path) && !fs::is_directory(path, reason)) return path;
+  return (fs::path(path) / kConfig).string();
 }
 
 // ---- writing ----

@@ -158,7 +158,7 @@ std::string model_fingerprint(const std::string& folder) {
   Hash hash;
   hash.add(formats::read_model_config(folder).dump(-1, true));
   const formats::ModelFiles files(folder);
-  for (const formats::SafetensorsFile& file : files.files()) add_file(hash, file.path());
+  for (const std::string& file : files.files()) add_file(hash, file);
   return hash.digits();
 }
 

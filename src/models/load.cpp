@@ -187,8 +187,8 @@ class Loader {
   // Bytes [begin, begin + to.bytes()) of a stored tensor, straight from where its file is mapped.
   void copy(const Stored& stored, std::size_t begin, const Tensor& to) {
     if (place_ == nullptr) return;
-    const std::span<const std::byte> bytes = source_.files().bytes(stored.name);
-    place_->encoder.upload(bytes.data() + begin, to.bytes(), to);
+    const formats::ModelFiles::Bytes from = source_.files().bytes(stored.name);
+    place_->encoder.upload(from.bytes.data() + begin, to.bytes(), to);
     count(to.bytes());
   }
 
@@ -349,8 +349,8 @@ void fill(Model& model, const formats::ModelFiles& files, Place* place,
 
 Model configured(const std::string& directory, const Architecture* architecture) {
   Model model;
-  model.config = Config::parse(formats::read_model_config(directory), directory + "/config.json",
-                               architecture);
+  model.config = Config::parse(formats::read_model_config(directory),
+                               formats::model_config_path(directory), architecture);
   return model;
 }
 

@@ -181,7 +181,7 @@ expect 1 "must be a file, got a device" generate $on --model "$model" --prompt-f
 mkfifo "$folder/fifo"
 expect 1 "must be a file, got a pipe" generate $on --model "$model" --prompt-file "$folder/fifo"
 printf 'GGUF' >"$folder/a.gguf"
-expect 1 "mlx_lm.convert" generate $on --model "$folder/a.gguf" -p 1
+expect 1 "the version must lie in the file" generate $on --model "$folder/a.gguf" -p 1
 # What a model says is its own fault, whoever asks; and a terminal is given none of its control characters.
 cp -r "$model" "$folder/evil"
 printf '{{ raise_exception("\033[31mno\007") }}' >"$folder/evil/chat_template.jinja"

@@ -110,7 +110,7 @@ TEST(ModelDirectory, OneFileOrShards) {
     EXPECT_EQ(files.names(), (std::vector<std::string>{"a", "b", "c", "d", "e"}));
     EXPECT_EQ(files.total_bytes(), 80U);
     EXPECT_EQ(files.files().size(), path == "deep/er/four" ? 4U : 1U);
-    EXPECT_EQ(files.files()[0].metadata().at("format"), "mlx");
+    EXPECT_EQ(SafetensorsFile(files.files()[0]).metadata().at("format"), "mlx");
     EXPECT_TRUE(files.has("d"));
     EXPECT_FALSE(files.has("f"));
     EXPECT_EQ(files.info("d").shape, Shape{10});
@@ -198,20 +198,19 @@ TEST(ModelDirectory, CompanionsComeAlong) {
 
 TEST(ModelDirectory, SaysWhatToDoWithGguf) {
   const TempFolder folder;
-  const std::string says =
-      ": GGUF models are not supported yet; convert the original model from Hugging Face instead: "
-      "mlx_lm.convert --hf-path MODEL --mlx-path DIR";
-  put(folder / "a.gguf", "GGUF");
   fs::create_directory(folder / "m");
   put(folder / "m/Q4.GGUF", "GGUF");
-  for (const std::string name : {"a.gguf", "m"}) {
-    EXPECT_EQ(said(folder, [&] { ModelFiles(folder / name); }), name + says);
-    EXPECT_EQ(said(folder, [&] { read_model_config(folder / name); }), name + says);
-  }
+  const std::string says =
+      "m must be a model's directory, and has no config.json: name the GGUF file itself, m/Q4.GGUF";
+  EXPECT_EQ(said(folder, [&] { ModelFiles(folder / "m"); }), says);
+  EXPECT_EQ(said(folder, [&] { read_model_config(folder / "m"); }), says);
   put(folder / "m/config.json", "{}");  // a model's folder that has one too
   EXPECT_EQ(said(folder, [&] { read_model_config(folder / "m"); }), "no error");
   fs::create_directory(folder / "b.gguf");
   EXPECT_FALSE(gguf_check(folder / "b.gguf"));
+  put(folder / "a.gguf", "GGUF");
+  EXPECT_EQ(said(folder, [&] { ModelFiles(folder / "a.gguf"); }),
+            "gguf: a.gguf: the version must lie in the file, got 4 bytes where 0 are left");
 }
 
 // A link to what never ends, a pipe that nobody writes to, a file of terabytes.

@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "mlxtape/base/files.h"
-#include "mlxtape/base/shape.h"
+#include "mlxtape/core/tensor.h"
 #include "mlxtape/formats/gguf_types.h"
 
 namespace mlxtape::formats {
@@ -85,6 +85,9 @@ class GgufFile {
   bool has(std::string_view tensor) const { return tensors_.find(tensor) != tensors_.end(); }
   const GgufTensor& tensor(std::string_view name) const;
   std::span<const std::byte> bytes(const GgufTensor& tensor) const;
+  // Its bytes as a tensor of a plain type and of a shape with as many elements, aligned for it: in place, and the file
+  // stays mapped as long as the tensor lives. What is written to it never comes to the file.
+  Tensor in_place(const GgufTensor& tensor, DType dtype, const Shape& shape) const;
   std::size_t total_bytes() const { return total_bytes_; }  // of all tensors
 
   // Values of a key, or nothing where the file has no such key. A value of another kind is an error. A whole number may be of

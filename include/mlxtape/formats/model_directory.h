@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -16,43 +17,51 @@
 #include <vector>
 
 #include "mlxtape/base/error.h"
+#include "mlxtape/formats/gguf_model.h"
 #include "mlxtape/formats/json.h"
 #include "mlxtape/formats/safetensors.h"
 
 namespace mlxtape::formats {
 
-// The weights of every model*.safetensors in a folder, or those of one file, by name. The same name in two files is an error.
-// Opening reads headers alone: the data is read from the disk when it is used.
+// The weights of every model*.safetensors in a folder, of one such file, or of a GGUF file (gguf_model.h), by name. The same name
+// in two files is an error. Opening reads headers alone: the data is read from the disk when it is used.
 class ModelFiles {
  public:
   explicit ModelFiles(const std::string& path);
 
   const std::string& path() const { return path_; }
   const std::vector<std::string>& names() const { return names_; }  // sorted
-  bool has(std::string_view name) const { return file_of_.find(name) != file_of_.end(); }
-  const TensorInfo& info(std::string_view name) const { return file(name).info(name); }
-  Tensor tensor(std::string_view name) const {
-    return file(name).tensor(name);
-  }  // in place, as SafetensorsFile's
-  std::span<const std::byte> bytes(std::string_view name) const { return file(name).bytes(name); }
+  bool has(std::string_view name) const;
+  const TensorInfo& info(std::string_view name) const;
+  Tensor tensor(std::string_view name) const;  // in place, as SafetensorsFile's and GgufModel's
+  // For copies to another place, at any alignment. The bytes live as long as the owner or these ModelFiles.
+  struct Bytes {
+    std::span<const std::byte> bytes;
+    Tensor owner;
+  };
+  Bytes bytes(std::string_view name) const;
   std::size_t total_bytes() const { return total_bytes_; }
-  const std::vector<SafetensorsFile>& files() const { return files_; }  // sorted by name
+  const std::vector<std::string>& files() const { return paths_; }  // sorted
 
  private:
   const SafetensorsFile& file(std::string_view name) const;
 
   std::string path_;
+  std::vector<std::string> paths_;
   std::vector<SafetensorsFile> files_;
+  std::shared_ptr<const GgufModel> gguf_;  // in place of files
   std::map<std::string, std::size_t, std::less<>> file_of_;
   std::vector<std::string> names_;
   std::size_t total_bytes_ = 0;
 };
 
-// A .gguf file, or a folder with one and no config.json, is an error that says what to do instead.
+// A folder with a .gguf file and no config.json is an error that says what to do instead.
 Check gguf_check(const std::string& path);
 
-// folder/config.json, an object.
-Json read_model_config(const std::string& folder);
+// The config.json of a folder, an object; of a GGUF file the one that GgufModel makes.
+Json read_model_config(const std::string& path);
+// What errors about it name: folder/config.json, or the GGUF file.
+std::string model_config_path(const std::string& path);
 
 struct ModelToSave {
   std::vector<NamedTensor> tensors;  // on any devices
