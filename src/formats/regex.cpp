@@ -1,5 +1,7 @@
 #include "formats/regex.h"
 
+#include <algorithm>
+
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
@@ -15,22 +17,119 @@ std::string message_of(int code) {
   return reinterpret_cast<const char*>(text);
 }
 
-// Tokenizers were made with Oniguruma. To it white space is Unicode's property of that name; PCRE2's \s has U+180E too,
-// which is no space any more.
-std::string in_our_words(const std::string& pattern) {
-  std::string out;
-  for (std::size_t i = 0; i < pattern.size(); ++i) {
-    const char next = pattern[i] == '\\' && i + 1 < pattern.size() ? pattern[i + 1] : '\0';
-    if (next == 's' || next == 'S') {
-      out += next == 's' ? "\\p{White_Space}" : "\\P{White_Space}";
-      ++i;
-    } else {
-      out += pattern[i];
-      if (next != 0) out += pattern[++i];
+// Tokenizers were made with Oniguruma or Rust's libraries; what says something else to PCRE2 is put in its words.
+class Translation {
+ public:
+  Translation(const std::string& pattern, Regex::Flavor flavor) : in_(pattern), flavor_(flavor) {}
+  std::string whole() {
+    std::string out;
+    std::vector<std::size_t> groups;  // where those that are open begin
+    std::size_t last = 0;             // where what a quantifier would repeat begins
+    while (at_ < in_.size()) {
+      const char c = in_[at_];
+      if (const std::size_t length = interval(); length > 0) {
+        out += in_.substr(at_, length);
+        at_ += length;
+        repeat_interval(out, last);
+        continue;
+      }
+      const std::size_t begin = out.size();
+      if (c == '(') groups.push_back(begin);
+      if (c == ')' && !groups.empty())
+        last = groups.back(), groups.pop_back();
+      else if (c != '*' && c != '+' && c != '?')
+        last = begin;
+      out += c == '[' ? set() : letter();
     }
+    return out;
   }
-  return out;
-}
+
+ private:
+  // The length of {1}, {1,} or {1,2} here; 0: there is none.
+  std::size_t interval() const {
+    if (in_[at_] != '{' || at_ == 0) return 0;
+    const std::size_t end = in_.find_first_not_of("0123456789,", at_ + 1);
+    return end != in_.npos && in_[end] == '}' && end > at_ + 1 ? end + 1 - at_ : 0;
+  }
+  // a{1,3}+ keeps what it has, but to Oniguruma it is (?:a{1,3})+; and a{3}? is (?:a{3})?.
+  void repeat_interval(std::string& out, std::size_t last) const {
+    if (flavor_ != Regex::Flavor::kOniguruma || at_ == in_.size()) return;
+    const std::string_view text = out;
+    const bool exact = text.find(',', text.rfind('{')) == text.npos;
+    if (in_[at_] != '+' && !(in_[at_] == '?' && exact)) return;
+    out.insert(last, "(?:");
+    out += ')';
+  }
+
+  // To Oniguruma white space is Unicode's property of that name; PCRE2's \s has U+180E too, which is no space any more.
+  // A script's name means its own characters, not those that others share with it.
+  std::string letter() {
+    const char c = in_[at_++];
+    if (c != '\\' || at_ == in_.size()) return {c};
+    const char next = in_[at_++];
+    if (next == 's') return "\\p{White_Space}";
+    if (next == 'S') return "\\P{White_Space}";
+    std::string out = {c, next};
+    if (at_ == in_.size() || in_[at_] != '{' ||
+        std::string_view("pPxNkgo").find(next) == std::string_view::npos)
+      return out;
+    for (const char* script : {"Han", "Hiragana", "Katakana", "Hangul", "Latin", "Cyrillic",
+                               "Greek", "Arabic", "Hebrew", "Thai", "Devanagari"}) {
+      const std::string name = std::string("{") + script + "}";
+      if (!std::string_view(in_).substr(at_).starts_with(name)) continue;
+      at_ += name.size();
+      return out + "{sc:" + script + "}";
+    }
+    const std::size_t end = std::min(in_.find('}', at_), in_.size() - 1) + 1;
+    out += in_.substr(at_, end - at_);
+    at_ = end;
+    return out;
+  }
+
+  // From [ to ]. [a&&[^b]] is what is in both, which PCRE2 does not know: (?:(?![b])[a]).
+  std::string set() {
+    const std::size_t begin = at_;
+    std::string out = {in_[at_++]};
+    if (at_ < in_.size() && in_[at_] == '^') out += in_[at_++];
+    if (at_ < in_.size() && in_[at_] == ']') out += in_[at_++];
+    while (at_ < in_.size() && in_[at_] != ']') {
+      const std::string_view rest = std::string_view(in_).substr(at_);
+      if (rest.starts_with("&&[")) return both(out, begin);
+      if (rest.starts_with("&&")) refuse(begin, "&& must be followed by a set");
+      if (rest.starts_with("[:")) {
+        const std::size_t end = in_.find(":]", at_);
+        if (end == in_.npos) refuse(begin, "[: must end with :]");
+        out += in_.substr(at_, end + 2 - at_);
+        at_ = end + 2;
+      } else if (in_[at_] == '[') {
+        refuse(begin, "a set in a set is not supported");
+      } else {
+        out += letter();
+      }
+    }
+    if (at_ < in_.size()) out += in_[at_++];
+    return out;
+  }
+  std::string both(const std::string& first, std::size_t begin) {
+    at_ += 2;
+    if (++depth_ > 1 || first.starts_with("[^")) refuse(begin, "this use of && is not supported");
+    std::string second = set();
+    --depth_;
+    if (at_ == in_.size() || in_[at_++] != ']') refuse(begin, "a set must end behind &&[...]");
+    const bool without = second.starts_with("[^");
+    if (without) second.erase(1, 1);
+    return (without ? "(?:(?!" : "(?:(?=") + second + ")" + first + "])";
+  }
+  [[noreturn]] void refuse(std::size_t at, const char* what) const {
+    throw Error(Errc::kIo,
+                "regex: byte " + std::to_string(at) + " of '" + shown(in_) + "': " + what);
+  }
+
+  const std::string& in_;
+  const Regex::Flavor flavor_;
+  std::size_t at_ = 0;
+  int depth_ = 0;
+};
 
 // Memory for one thread's matches, made once: patterns are asked for every word of a text.
 struct Scratch {
@@ -54,9 +153,10 @@ struct Scratch {
 
 }  // namespace
 
-Regex::Regex(const std::string& pattern)
-    : Regex(in_our_words(pattern),
-            PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C) {}
+Regex::Regex(const std::string& pattern, Flavor flavor)
+    : Regex(Translation(pattern, flavor).whole(),
+            PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C |
+                (flavor == Flavor::kOniguruma ? PCRE2_MULTILINE : PCRE2_DOLLAR_ENDONLY)) {}
 
 Regex Regex::literal(std::string_view text) {
   return {std::string(text), PCRE2_UTF | PCRE2_LITERAL};

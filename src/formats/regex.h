@@ -13,7 +13,11 @@ class Regex {
  public:
   using Match = std::pair<std::size_t, std::size_t>;  // begin and end, in bytes
 
-  explicit Regex(const std::string& pattern);  // throws kIo: patterns come from files
+  // As Oniguruma reads it, which tokenizer.json is written for, or as Rust's libraries, which tiktoken uses.
+  enum class Flavor { kOniguruma, kRust };
+
+  // Throws kIo: patterns come from files.
+  explicit Regex(const std::string& pattern, Flavor flavor = Flavor::kOniguruma);
   static Regex literal(std::string_view text);
 
   // All matches that are not empty, from left to right, none inside of another. text is valid UTF-8. Throws kIo for a

@@ -152,6 +152,8 @@ bool is_space(char32_t c) {
          c == 0x3000;
 }
 
+bool is_white_space(char32_t c) { return is_space(c) && !(c >= 0x1C && c <= 0x1F); }
+
 std::string_view trim_left(std::string_view text) {
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t here = at;

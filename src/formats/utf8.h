@@ -26,7 +26,8 @@ std::size_t complete_prefix(std::string_view text);
 
 std::u32string to_code_points(std::string_view text);
 
-bool is_space(char32_t c);  // as Python's str.isspace
+bool is_space(char32_t c);        // as Python's str.isspace
+bool is_white_space(char32_t c);  // Unicode's property: without four separators that Python counts
 std::string_view trim_left(std::string_view text);
 std::string_view trim_right(std::string_view text);
 char32_t to_lower(char32_t c);

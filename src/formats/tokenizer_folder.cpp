@@ -1,0 +1,177 @@
+// A model's folder: which file its tokens are in, and what the configs beside it say.
+#include <filesystem>
+#include <utility>
+
+#include "formats/tokenizer_json.h"
+#include "formats/tokenizer_parts.h"
+#include "mlxtape/base/files.h"
+
+namespace mlxtape::formats {
+namespace {
+
+// "text", {"content": "text"} or null
+std::optional<std::string> token_text(const Json* json) {
+  if (json == nullptr || json->is_null()) return std::nullopt;
+  if (const Json* content = json->find("content")) return content->string();
+  return json->string();
+}
+
+// Of several templates, by name, the one that is to be used where none is named.
+const Json* default_template(const Json& list, const std::string& path) {
+  const Json* chosen = nullptr;
+  for (const Json& named : list.array()) {
+    const Json *name = named.find("name"), *text = named.find("template");
+    if (name == nullptr || text == nullptr)
+      refuse(path, "each chat_template must have a name and a template");
+    if (name->string() == "default") chosen = text;
+  }
+  return chosen;
+}
+
+}  // namespace
+
+void Tokenizer::Parts::read_config(const Json& config, const std::string& path) {
+  const auto id = [&](const char* key) -> std::optional<TokenId> {
+    const std::optional<std::string> text = token_text(config.find(key));
+    if (!text) return std::nullopt;
+    const TokenId found = vocabulary.find(*text);
+    if (found < 0) refuse(path, std::string(key) + " must be a token, got '" + shown(*text) + "'");
+    return found;
+  };
+  if (config.find("bos_token") != nullptr) bos = id("bos_token");
+  if (config.find("eos_token") != nullptr) eos = id("eos_token");
+  if (config.find("pad_token") != nullptr) pad = id("pad_token");
+  if (eos) eos_ids = {*eos};
+  const Json* chat = config.find("chat_template");
+  if (chat != nullptr && chat->is_array()) chat = default_template(*chat, path);
+  if (chat != nullptr && !chat->is_null()) read_template(chat->string(), path + ": chat_template");
+}
+
+void Tokenizer::Parts::put_around(const Json& config, bool begins, const std::string& source) {
+  const auto id = [&](const char* key, const std::optional<TokenId>& otherwise) {
+    const std::optional<std::string> text = token_text(config.find(key));
+    if (!text) return otherwise;
+    const TokenId found = vocabulary.find(*text);
+    if (found < 0)
+      refuse(source, std::string(key) + " of tokenizer_config.json must be a token, got '" +
+                         shown(*text) + "'");
+    return std::optional(found);
+  };
+  const std::optional<TokenId> before = id("bos_token", bos), after = id("eos_token", eos);
+  if (before && flag(config, "add_bos_token", begins)) prefix.push_back(*before);
+  if (after && flag(config, "add_eos_token", false)) suffix.push_back(*after);
+}
+
+void Tokenizer::Parts::read_template(std::string_view text, const std::string& source) {
+  try {
+    chat_template.emplace(text, source);
+    template_error.reset();
+  } catch (const Error& error) {
+    chat_template.reset();
+    template_error = error;
+  }
+}
+
+bool Tokenizer::Parts::read_eos_ids(const Json& config, const std::string& path) {
+  const Json* eos_id = config.find("eos_token_id");
+  if (eos_id == nullptr || eos_id->is_null()) {
+    const Json* text = config.find("text_config");  // where a model sees more than text
+    return text != nullptr && read_eos_ids(*text, path);
+  }
+  eos_ids.clear();
+  for (const Json& id : eos_id->is_array() ? eos_id->array() : Json::Array{*eos_id}) {
+    if (!id.is_integer()) refuse(path, "eos_token_id must be an id, got " + shown(id.dump()));
+    const std::int64_t value = id.integer();
+    if (value < 0 || value >= Vocabulary::kMaxIds)
+      refuse(path, "eos_token_id must be an id, got " + std::to_string(value));
+    eos_ids.push_back(static_cast<TokenId>(value));
+  }
+  return true;
+}
+
+Tokenizer Tokenizer::from_texts(std::string_view tokenizer_json, const Json& tokenizer_config,
+                                std::vector<TokenId> eos_ids, const std::string& source) {
+  auto parts = std::make_shared<Parts>();
+  parts->read(tokenizer_json, source);
+  parts->read_config(tokenizer_config, source);
+  for (const TokenId id : eos_ids) {
+    if (id < 0 || id >= Vocabulary::kMaxIds)
+      refuse(source, "the end of a text must be an id, got " + std::to_string(id));
+  }
+  if (!eos_ids.empty()) parts->eos_ids = std::move(eos_ids);
+  Tokenizer t;
+  t.parts_ = std::move(parts);
+  return t;
+}
+
+Tokenizer Tokenizer::from_directory(const std::string& directory) {
+  const auto path = [&](const char* name) {
+    return (std::filesystem::path(directory) / name).string();
+  };
+  const std::string config_path = path("tokenizer_config.json");
+  const bool has_config = std::filesystem::exists(config_path);
+  const Json config = has_config ? Json::read_file(config_path, "tokenizer") : Json();
+  auto parts = std::make_shared<Parts>();
+  parts->read_tokens_of(directory, config);
+  if (has_config) parts->read_config(config, config_path);
+  if (const std::string file = path("chat_template.jinja"); std::filesystem::exists(file))
+    parts->read_template(read_whole(file, "tokenizer"), file);
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    const std::string file = path(name);
+    if (!std::filesystem::exists(file)) continue;
+    if (parts->read_eos_ids(Json::read_file(file, "tokenizer"), file)) break;
+  }
+  Tokenizer t;
+  t.parts_ = std::move(parts);
+  return t;
+}
+
+// ---- which file ----
+
+// tokenizer.json is what others were made into, so it comes first.
+void Tokenizer::Parts::read_tokens_of(const std::string& directory, const Json& config) {
+  for (const char* name :
+       {"tokenizer.json", "tekken.json", "tokenizer.model", "tiktoken.model", "qwen.tiktoken"}) {
+    const std::string file = (std::filesystem::path(directory) / name).string();
+    if (std::filesystem::exists(file)) return read_file(file, config);
+  }
+  read_file((std::filesystem::path(directory) / "tokenizer.json").string(), config);
+}
+
+// By what it begins with: a protocol buffer's first field, a list of base64, or JSON.
+void Tokenizer::Parts::read_file(const std::string& path, const Json& config) {
+  const std::string bytes = read_whole(path, "tokenizer");
+  const std::size_t first = bytes.find_first_not_of(" \t\r\n");
+  if (first == bytes.npos || bytes[first] == '{') {
+    const bool tekken = std::filesystem::path(path).filename().string().starts_with("tekken");
+    return tekken ? read_tekken(bytes, path) : read(bytes, path);
+  }
+  bytes[0] == '\n' ? read_sentencepiece(bytes, config, path) : read_tiktoken(bytes, config, path);
+}
+
+// Tokens that tokenizer_config.json adds to files that know only words: "added_tokens_decoder", by id.
+std::vector<AddedToken> added_in_config(const Json& config, const std::string& source) {
+  std::vector<AddedToken> out;
+  const Json* list = config.find("added_tokens_decoder");
+  if (list == nullptr) return out;
+  for (const auto& [key, token] : list->object()) {
+    const bool is_id =
+        !key.empty() && key.size() < 10 && key.find_first_not_of("0123456789") == key.npos;
+    if (!is_id)
+      refuse(source, "a key of added_tokens_decoder must be an id, got '" + shown(key) + "'");
+    out.push_back({std::stoll(key), member(token, "content", source).string(),
+                   flag(token, "single_word", false), flag(token, "lstrip", false),
+                   flag(token, "rstrip", false), false, flag(token, "special", false)});
+  }
+  return out;
+}
+
+Tokenizer Tokenizer::from_file(const std::string& path) {
+  auto parts = std::make_shared<Parts>();
+  parts->read_file(path, Json());
+  Tokenizer t;
+  t.parts_ = std::move(parts);
+  return t;
+}
+
+}  // namespace mlxtape::formats
