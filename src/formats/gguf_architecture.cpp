@@ -106,7 +106,7 @@ constexpr Name kMlpBiases[] = {{"mlp.gate_proj.bias", "ffn_gate.bias"},
                                {"mlp.down_proj.bias", "ffn_down.bias"},
                                kNameEnd};
 constexpr Name kMoe[] = {
-    {"mlp.gate", "ffn_gate_inp.weight", true},
+    {"mlp.gate", "ffn_gate_inp.weight", true, Move::kNone, false, true},
     {"mlp.switch_mlp.gate_proj", "ffn_gate_exps.weight", true},
     {"mlp.switch_mlp.up_proj", "ffn_up_exps.weight", true},
     {"mlp.switch_mlp.down_proj", "ffn_down_exps.weight", true},
@@ -117,7 +117,7 @@ constexpr Name kShared[] = {
     {"mlp.shared_expert.gate_proj", "ffn_gate_shexp.weight", true},
     {"mlp.shared_expert.up_proj", "ffn_up_shexp.weight", true},
     {"mlp.shared_expert.down_proj", "ffn_down_shexp.weight", true},
-    {"mlp.shared_expert_gate", "ffn_gate_inp_shexp.weight", true, Move::kVector},
+    {"mlp.shared_expert_gate", "ffn_gate_inp_shexp.weight", true, Move::kVector, false, true},
     kNameEnd};
 constexpr Name kDeltaByHead[] = {
     {"linear_attn.in_proj_qkvz", "attn_qkv.weight+attn_gate.weight", true, Move::kByKeyHead},

@@ -46,6 +46,7 @@ struct GgufName {
   bool weight = false;  // a matrix that may be packed
   GgufMove move = GgufMove::kNone;
   bool only_read = false;  // another form of tensors that is not written
+  bool wide = false;       // a matrix that llama.cpp wants in f32
 };
 
 struct GgufArchitecture {

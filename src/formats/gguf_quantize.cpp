@@ -157,7 +157,15 @@ std::optional<GgufType> gguf_type_of_affine(int bits) {
   return std::nullopt;
 }
 
-bool blocks_of_affine(GgufType type, int group, std::span<const std::uint32_t> codes,
+bool affine_fits(GgufType type, std::span<const float> scales, std::span<const float> biases) {
+  for (std::size_t i = 0; i < scales.size(); ++i) {
+    const float s = scales[i], b = biases[i];
+    if (!is_half(s) || !(type == GgufType::kQ80 ? b == -128 * s : is_half(b))) return false;
+  }
+  return true;
+}
+
+void blocks_of_affine(GgufType type, int group, std::span<const std::uint32_t> codes,
                       std::span<const float> scales, std::span<const float> biases,
                       std::span<std::byte> blocks) {
   const GgufTypeInfo& info = info_of(type);
@@ -168,9 +176,6 @@ bool blocks_of_affine(GgufType type, int group, std::span<const std::uint32_t> c
   MT_ASSERT(scales.size() * repeat == count && biases.size() == scales.size());
   std::uint8_t* to = start_of(blocks);
   for (std::size_t i = 0; i < count; ++i, to += info.bytes) {
-    const float s = scales[i / repeat], b = biases[i / repeat];
-    const bool fits = is_half(s) && (type == GgufType::kQ80 ? b == -128 * s : is_half(b));
-    if (!fits) return false;
     Codes q{};
     const std::uint32_t* words = codes.data() + i * bits;
     for (unsigned k = 0; k < kBlock; ++k) {
@@ -179,9 +184,8 @@ bool blocks_of_affine(GgufType type, int group, std::span<const std::uint32_t> c
       if (at / 32 + 1 < bits) pair |= static_cast<std::uint64_t>(words[at / 32 + 1]) << 32U;
       q[k] = static_cast<std::uint8_t>(pair >> at % 32 & ((1U << bits) - 1U));
     }
-    put_block(type, q, s, b, to);
+    put_block(type, q, scales[i / repeat], biases[i / repeat], to);
   }
-  return true;
 }
 
 }  // namespace mlxtape::formats

@@ -105,6 +105,8 @@ Tokenizer Tokenizer::from_texts(std::string_view tokenizer_json, const Json& tok
 }
 
 Tokenizer Tokenizer::from_directory(const std::string& directory) {
+  if (is_gguf_path(directory) && !std::filesystem::is_directory(directory))
+    return from_gguf(directory);
   const auto path = [&](const char* name) {
     return (std::filesystem::path(directory) / name).string();
   };

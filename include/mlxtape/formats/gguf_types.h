@@ -81,11 +81,12 @@ void affine_scales(GgufType type, std::span<const std::byte> blocks, std::span<f
 bool can_quantize(GgufType type);
 void quantize(GgufType type, std::span<const float> numbers, std::span<std::byte> blocks);
 
-// A row's affine groups as blocks of another program's: 4 bits as Q4_1, 5 bits as Q5_1, 8 bits as Q8_0 where every bias is −128
-// times its scale. Groups are 32, 64 or 128. Returns false where the bytes would not be the same numbers: a scale or a bias is
-// no f16 value, or a bias of Q8_0 differs; nothing of `blocks` counts then.
+// Affine groups as blocks: 4 bits as Q4_1, 5 bits as Q5_1, 8 bits as Q8_0; none for other bits.
 std::optional<GgufType> gguf_type_of_affine(int bits);
-bool blocks_of_affine(GgufType type, int group, std::span<const std::uint32_t> codes,
+// Are the blocks the same numbers? Scales and biases must be f16 values, and for Q8_0 each bias −128 times its scale.
+bool affine_fits(GgufType type, std::span<const float> scales, std::span<const float> biases);
+// Of groups that fit. group: 32, 64 or 128.
+void blocks_of_affine(GgufType type, int group, std::span<const std::uint32_t> codes,
                       std::span<const float> scales, std::span<const float> biases,
                       std::span<std::byte> blocks);
 
