@@ -233,7 +233,8 @@ bool is_gguf_path(const std::string& path) {
   std::string end = fs::path(path).extension().string();
   std::transform(end.begin(), end.end(), end.begin(),
                  [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
-  return end == ".gguf";
+  std::error_code reason;
+  return end == ".gguf" && !fs::is_directory(path, reason);
 }
 
 GgufFile::GgufFile(const std::string& path) : path_(path) {

@@ -17,6 +17,7 @@
 #include "mlxtape/base/files.h"
 #include "mlxtape/base/quote.h"
 #include "mlxtape/base/temporary.h"
+#include "mlxtape/formats/gguf_tokenizer.h"
 
 namespace mlxtape::formats {
 namespace {
@@ -130,8 +131,7 @@ ModelFiles::Bytes ModelFiles::bytes(std::string_view name) const {
 
 Json read_model_config(const std::string& path) {
   require(gguf_check(path));
-  std::error_code reason;
-  if (is_gguf_path(path) && !fs::is_directory(path, reason)) return GgufModel(path).config();
+  if (is_gguf_path(path)) return GgufModel(path).config();
   const std::string file = model_config_path(path);
   Json config = Json::read_file(file, kWho);
   if (!config.is_object()) fail(file + " must be an object, got another value");
@@ -139,8 +139,7 @@ Json read_model_config(const std::string& path) {
 }
 
 std::string model_config_path(const std::string& path) {
-  std::error_code reason;
-  if (is_gguf_path(path) && !fs::is_directory(path, reason)) return path;
+  if (is_gguf_path(path)) return path;
   return (fs::path(path) / kConfig).string();
 }
 
@@ -174,6 +173,20 @@ std::string shard_name(std::size_t number, std::size_t count) {
   return name;
 }
 
+// The tokenizer that a GGUF file has in it, as files.
+void write_tokenizer(const fs::path& folder, const std::string& gguf) {
+  const GgufFile file(gguf);
+  const std::optional<GgufTokenizer> tokenizer = read_gguf_tokenizer(file);
+  if (!tokenizer) return;
+  const TokenizerFiles files = tokenizer_files(*tokenizer, "gguf: " + gguf);
+  write_whole((folder / "tokenizer.json").string(), files.tokenizer_json, kWho);
+  write_whole((folder / "tokenizer_config.json").string(), files.tokenizer_config.dump(2), kWho);
+  if (files.eos.empty()) return;
+  const Json generation =
+      Json::Object{{"eos_token_id", Json::Array(files.eos.begin(), files.eos.end())}};
+  write_whole((folder / "generation_config.json").string(), generation.dump(2), kWho);
+}
+
 void write_model(const fs::path& folder, const ModelToSave& model) {
   const std::vector<Shard> shards = shards_of(model.tensors, model.shard_bytes);
   std::int64_t bytes = 0;
@@ -197,6 +210,7 @@ void write_model(const fs::path& folder, const ModelToSave& model) {
   write_whole((folder / kIndex).string(), index.dump(4, true), kWho);
   write_whole((folder / kConfig).string(), model.config.dump(4, true), kWho);
   if (model.source.empty()) return;
+  if (is_gguf_path(model.source)) return write_tokenizer(folder, model.source);
   for (const std::string& name : files_of(model.source)) {
     const bool wanted =
         std::any_of(model.companions.begin(), model.companions.end(),

@@ -5,6 +5,7 @@
 #include "formats/tokenizer_json.h"
 #include "formats/tokenizer_parts.h"
 #include "mlxtape/base/files.h"
+#include "mlxtape/formats/gguf.h"
 
 namespace mlxtape::formats {
 namespace {
@@ -105,8 +106,7 @@ Tokenizer Tokenizer::from_texts(std::string_view tokenizer_json, const Json& tok
 }
 
 Tokenizer Tokenizer::from_directory(const std::string& directory) {
-  if (is_gguf_path(directory) && !std::filesystem::is_directory(directory))
-    return from_gguf(directory);
+  if (is_gguf_path(directory)) return from_gguf(directory);
   const auto path = [&](const char* name) {
     return (std::filesystem::path(directory) / name).string();
   };
@@ -140,15 +140,16 @@ void Tokenizer::Parts::read_tokens_of(const std::string& directory, const Json& 
   read_file((std::filesystem::path(directory) / "tokenizer.json").string(), config);
 }
 
-// By what it begins with: a protocol buffer's first field, a list of base64, or JSON.
+// JSON by its name or its bracket; a protocol buffer by the key of its first field, one of three; else a list of base64.
 void Tokenizer::Parts::read_file(const std::string& path, const Json& config) {
   const std::string bytes = read_whole(path, "tokenizer");
-  const std::size_t first = bytes.find_first_not_of(" \t\r\n");
-  if (first == bytes.npos || bytes[first] == '{') {
-    const bool tekken = std::filesystem::path(path).filename().string().starts_with("tekken");
-    return tekken ? read_tekken(bytes, path) : read(bytes, path);
+  const std::filesystem::path name = std::filesystem::path(path).filename();
+  if (name.extension() == ".json" || bytes.starts_with('{')) {
+    return name.string().starts_with("tekken") ? read_tekken(bytes, path) : read(bytes, path);
   }
-  bytes[0] == '\n' ? read_sentencepiece(bytes, config, path) : read_tiktoken(bytes, config, path);
+  const bool protobuf =
+      bytes.empty() || std::string_view("\n\x12\x1A").find(bytes[0]) != std::string_view::npos;
+  protobuf ? read_sentencepiece(bytes, config, path) : read_tiktoken(bytes, config, path);
 }
 
 // Tokens that tokenizer_config.json adds to files that know only words: "added_tokens_decoder", by id.

@@ -68,7 +68,7 @@ struct GgufTensor {
   std::size_t bytes = 0;
 };
 
-// Does the name end in .gguf?
+// Does the name end in .gguf, and is it no folder?
 bool is_gguf_path(const std::string& path);
 
 class GgufFile {

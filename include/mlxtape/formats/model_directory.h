@@ -66,7 +66,8 @@ std::string model_config_path(const std::string& path);
 struct ModelToSave {
   std::vector<NamedTensor> tensors;  // on any devices
   Json config = Json::Object{};      // an object
-  // Files of the folder `source` whose names fit one of these patterns (* any text, ? one character) come along. Empty: none.
+  // Files of the folder `source` whose names fit one of these patterns (* any text, ? one character) come along; of a GGUF file
+  // its tokenizer. Empty: none.
   std::string source;
   std::vector<std::string> companions = {"tokenizer*",
                                          "special_tokens_map.json",
