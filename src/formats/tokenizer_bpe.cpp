@@ -43,8 +43,8 @@ void Bpe::prepare(bool byte_level) {
     const char32_t c = next_code_point(token, at);
     if (at == token.size()) characters_[c] = id;
   }
-  // With a token for each byte nothing is unknown, and so no unknown neighbours can be fused.
-  if ((options.byte_fallback && all_bytes_) || options.unknown < 0) prepare_parts();
+  // What is unknown may be fused with its neighbours, or left out, so that these meet. With a token for each byte nothing is.
+  if (options.byte_fallback && all_bytes_) prepare_parts();
 }
 
 // A merge joins the last symbol of its left side with the first one of its right side. Between symbols that no merge

@@ -24,6 +24,7 @@ struct Pieces {
 
 struct Spec {
   Pieces pieces;
+  bool has_trainer = false;
   std::int64_t kind = kUnigram, bos = 1, eos = 2, pad = -1;
   bool byte_fallback = false, whitespace_as_suffix = false;
   std::string_view charsmap, normalizer;
@@ -52,6 +53,7 @@ void read_piece(ProtobufReader reader, Pieces& out) {
 }
 
 void read_trainer(ProtobufReader reader, Spec& out) {
+  out.has_trainer = true;
   while (reader.next()) {
     switch (reader.field()) {
       case 3: out.kind = reader.integer(); break;
@@ -99,6 +101,8 @@ Spec read_spec(std::string_view bytes, const std::string& source) {
     if (reader.field() == 5) check_denormalizer(reader.message());
   }
   if (spec.pieces.texts.empty()) reader.fail("a model must have pieces");
+  // Without it the file is cut short, or something else.
+  if (!spec.has_trainer) reader.fail("a model must say what kind it is (a trainer_spec)");
   return spec;
 }
 

@@ -58,9 +58,8 @@ bool Unigram::extend(std::string_view word, std::size_t begin, std::size_t chara
   for (std::size_t length = 1; low != high; ++length) {
     if (const TokenId id = *low; vocabulary_.name(id).size() == length) {
       const Piece& piece = pieces[static_cast<std::size_t>(id)];
-      const double score = piece.use == Use::kAlways
-                               ? static_cast<double>(length) * most_ - 0.1
-                               : piece.score;
+      const double score =
+          piece.use == Use::kAlways ? static_cast<double>(length) * most_ - 0.1 : piece.score;
       offer(nodes[begin + length], id, begin, score + sum);
       has_character = has_character || length == character;
       ++low;
