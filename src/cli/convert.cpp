@@ -6,6 +6,7 @@
 
 #include "command.h"
 #include "interrupt.h"
+#include "mlxtape/formats/gguf.h"
 #include "mlxtape/models/quantize.h"
 #include "mlxtape/models/size.h"
 #include "model_flags.h"
@@ -23,12 +24,21 @@ struct Flags {
   std::string from, to = "mlx_model";
   bool quantize = false, dequantize = false, force = false;
   int bits = 0, group_size = 0;
-  std::string recipe, dtype, rounding = "gpu";
+  std::string recipe, dtype, rounding = "gpu", gguf_type;
   std::vector<std::string> exceptions;
   FiniteFlag finite;
 };
 
+constexpr std::pair<const char*, formats::GgufType> kGgufTypes[] = {
+    {"f32", formats::GgufType::kF32},   {"f16", formats::GgufType::kF16},
+    {"bf16", formats::GgufType::kBf16}, {"q4_0", formats::GgufType::kQ40},
+    {"q4_1", formats::GgufType::kQ41},  {"q5_0", formats::GgufType::kQ50},
+    {"q5_1", formats::GgufType::kQ51},  {"q8_0", formats::GgufType::kQ80}};
+
 void expect_flags(const Flags& flags) {
+  if (!flags.gguf_type.empty() && !formats::is_gguf_path(flags.to)) {
+    called_wrongly("--gguf-type needs a --mlx-path that ends in .gguf");
+  }
   if (flags.quantize && flags.dequantize) {
     called_wrongly("use either --quantize or --dequantize, not both");
   }
@@ -131,11 +141,37 @@ models::Model quantized(CommandEncoder& encoder, const models::Model& model, con
   return result;
 }
 
+// "q8_0" of --gguf-type.
+std::optional<formats::GgufType> matrices_of(const Flags& flags) {
+  for (const auto& [name, type] : kGgufTypes) {
+    if (flags.gguf_type == name) return type;
+  }
+  return std::nullopt;
+}
+
+void save_as_gguf(const models::Model& model, const Flags& flags, const Globals& globals) {
+  models::SaveGgufOptions options;
+  options.files_from = flags.from;
+  options.name = last_part(flags.from);
+  options.matrices = matrices_of(flags);
+  const formats::GgufExported done = models::save_gguf(model, flags.to, options);
+  if (done.rounded > 0 && !globals.quiet) {
+    remark(std::to_string(done.rounded) +
+           " quantised weights have no exact form in GGUF and were " + "written as F16; " +
+           std::to_string(done.exact) + " are exact");
+  }
+}
+
 void convert(const Globals& globals, const Flags& flags) {
   expect_flags(flags);
   expect_model(flags.from);
   expect_apart({"--mlx-path", flags.to}, {{"--model", flags.from}});
-  expect_place(flags.to, flags.force, "--mlx-path", flags.from);
+  const bool to_gguf = formats::is_gguf_path(flags.to);
+  if (to_gguf) {
+    expect_file_place(flags.to, flags.force, "--mlx-path");
+  } else {
+    expect_place(flags.to, flags.force, "--mlx-path", flags.from);
+  }
   const auto encoder = globals.device_or_cpu().make_encoder();
   const Interrupts interrupts("stopping, nothing will be written");
   models::Model model = load_model(flags.from, *encoder, globals);
@@ -153,7 +189,11 @@ void convert(const Globals& globals, const Flags& flags) {
   if (flags.dequantize) model = models::dequantize_model(*encoder, model);
   encoder->commit_and_wait();
   if (Interrupts::asked()) throw Exit{kInterrupted};
-  save_result(model, flags.to, flags.from, flags.force);
+  if (to_gguf) {
+    save_as_gguf(model, flags, globals);
+  } else {
+    save_result(model, flags.to, flags.from, flags.force);
+  }
 
   const std::size_t after = models::weight_bytes(model);
   const double bits = models::bits_per_weight(model);
@@ -216,11 +256,13 @@ void add(CLI::App& app, const Globals& globals, const char* name, bool quantize,
   flags->quantize = quantize;
   command
       ->add_option("--hf-path,--model", flags->from,
-                   "the model to read, in MLX or Hugging Face format")
+                   "the model to read: a directory in MLX or Hugging Face format, or a .gguf file")
       ->required()
       ->type_name("DIR")
       ->group("Model");
-  command->add_option("--mlx-path", flags->to, "the directory to write")
+  command
+      ->add_option("--mlx-path", flags->to,
+                   "the directory to write in MLX format, or a .gguf file for llama.cpp")
       ->type_name("DIR")
       ->group("Model");
   command
@@ -232,6 +274,12 @@ void add(CLI::App& app, const Globals& globals, const char* name, bool quantize,
           "--dtype", flags->dtype,
           "dtype of unquantised weights [the one in config.json, or else that of the weights]")
       ->check(CLI::IsMember({"float16", "bfloat16", "float32"}))
+      ->type_name("TYPE")
+      ->group("Model");
+  command
+      ->add_option("--gguf-type", flags->gguf_type,
+                   "type of weights that are not quantised in a .gguf file; without it their dtype")
+      ->check(CLI::IsMember({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0"}))
       ->type_name("TYPE")
       ->group("Model");
   flags->finite.add_to(*command, "Model");
@@ -253,7 +301,9 @@ void add_convert(CLI::App& app, const Globals& globals) {
       "the dtype. Here --device auto means the CPU.",
       "Examples:\n"
       "  mlxtape convert --hf-path Qwen3-0.6B --mlx-path my-model -q --q-bits 4\n"
-      "  mlxtape convert --model my-model --mlx-path wide -d --dtype float32");
+      "  mlxtape convert --model my-model --mlx-path wide -d --dtype float32\n"
+      "  mlxtape convert --model model.Q4_0.gguf --mlx-path my-model\n"
+      "  mlxtape convert --model my-model --mlx-path my-model.gguf");
   add(app, globals, "quantize", true, "quantise a model's weights; same as convert -q.",
       "Examples:\n"
       "  mlxtape quantize --model my-model --mlx-path small --quant-predicate mixed_3_6\n"

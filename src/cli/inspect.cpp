@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "command.h"
+#include "mlxtape/formats/gguf_tokenizer.h"
 #include "mlxtape/formats/model_directory.h"
 #include "mlxtape/formats/tokenizer.h"
 #include "mlxtape/models/finite.h"
@@ -90,9 +91,12 @@ Json layers_of(const Config& c) {
 
 Json tokenizer_of(const std::string& directory) {
   std::error_code reason;
-  if (!std::filesystem::exists(std::filesystem::path(directory) / "tokenizer.json", reason)) {
+  const bool is_gguf = formats::is_gguf_path(directory);
+  if (!is_gguf &&
+      !std::filesystem::exists(std::filesystem::path(directory) / "tokenizer.json", reason)) {
     return {};
   }
+  if (is_gguf && !formats::read_gguf_tokenizer(formats::GgufFile(directory))) return {};
   const auto tokenizer = formats::Tokenizer::from_directory(directory);
   Json::Array ends;
   for (const formats::TokenId id : tokenizer.eos_ids()) {
@@ -196,7 +200,7 @@ std::string text(const Json& value) {
 }
 
 std::string tokenizer_text(const Json& facts) {
-  if (facts.is_null()) return "none (no tokenizer.json)";
+  if (facts.is_null()) return "none";
   const std::string ends = text(*facts.find("eos"));
   return text(*facts.find("vocabulary")) +
          " tokens, end-of-text tokens: " + (ends.empty() ? "none" : ends) +
@@ -284,7 +288,7 @@ void add_inspect(CLI::App& app, const Globals& globals) {
       "  mlxtape inspect my-model --json | jq .bits_per_weight");
   command->group("Models");
   const auto flags = std::make_shared<Flags>();
-  command->add_option("DIR", flags->directory, "the model's directory")
+  command->add_option("DIR", flags->directory, "the model's directory, or a .gguf file")
       ->required()
       ->type_name("DIR");
   command

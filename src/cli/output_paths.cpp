@@ -105,6 +105,17 @@ void expect_place(const std::string& path, bool force, const std::string& flag,
   }
 }
 
+void expect_file_place(const std::string& path, bool force, const std::string& flag) {
+  std::error_code reason;
+  if (fs::exists(path, reason) && !force) {
+    throw Error(Errc::kIo, path + ": already exists; use --force to overwrite, or another " + flag);
+  }
+  const fs::path folder = true_path(path).parent_path();
+  if (!fs::is_directory(folder, reason) || ::access(folder.c_str(), W_OK) != 0) {
+    throw Error(Errc::kIo, path + ": " + folder.string() + " must be a writable directory");
+  }
+}
+
 void save_result(const models::Model& model, const std::string& path, const std::string& source,
                  bool force) {
   std::error_code reason;

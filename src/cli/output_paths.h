@@ -17,6 +17,9 @@ void expect_directory_or_none(const std::string& path);
 void expect_place(const std::string& path, bool force, const std::string& flag,
                   const std::string& source);
 
+// Of a file that is to be made. Throws kIo where something is there and force is off, or nothing can be written there.
+void expect_file_place(const std::string& path, bool force, const std::string& flag);
+
 // Writes a model there, with the companions of the folder `source`. What has come there since expect_place is left as it
 // is unless force is on. Throws kIo.
 void save_result(const models::Model& model, const std::string& path, const std::string& source,

@@ -308,7 +308,7 @@ echo 'no tokenizer' >"$folder/broken/tokenizer.json"
 expect 1 "tokenizer.json" generate $on --model "$folder/broken" -p 1
 rm "$folder/broken/tokenizer.json"
 expect 1 "tokenizer.json" generate $on --model "$folder/broken" -p 1
-expect 0 "none (no tokenizer.json)" inspect "$folder/broken"
+expect 0 "tokenizer        none" inspect "$folder/broken"
 
 # ---- completion, man ----
 

@@ -1,5 +1,7 @@
-// Load and save models: directories in MLX format, and reading those in Hugging Face format.
+// Load and save models: directories in MLX format and GGUF files, and reading directories in Hugging Face format.
 //
+// A GGUF file is loaded like a directory (mlxtape/formats/gguf_model.h): its quantised weights stay quantised if our kernels
+// support their groups, and none is rounded.
 // On the CPU, weights are used in place from the mapped files, and nothing is read before it is needed, provided that they are
 // aligned to the size of their elements: files written by this library are, those of mlx-lm often are not and are copied. Do
 // not truncate a file while a model loaded from it lives. Directories in Hugging Face format are converted to MLX format while
@@ -13,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "mlxtape/formats/gguf_export.h"
 #include "mlxtape/models/model.h"
 
 namespace mlxtape::models {
@@ -38,5 +41,18 @@ struct SaveOptions {
 };
 // Writes what mlx-lm loads: the weights, their index, config.json.
 void save_model(const Model& model, const std::string& directory, const SaveOptions& options = {});
+
+struct SaveGgufOptions {
+  std::string
+      files_from;    // a directory, or a GGUF file, whose tokenizer comes along; none if empty
+  std::string name;  // general.name
+  std::optional<formats::GgufType> matrices = {};  // of plain weights; without it their own type
+  formats::GgufType otherwise =
+      formats::GgufType::kF16;  // of packed weights that no type of GGUF holds exactly
+  std::size_t part_bytes = 0;   // 0: one file
+};
+// What llama.cpp loads (mlxtape/formats/gguf_export.h). A file that is there is replaced once the new one is complete.
+formats::GgufExported save_gguf(const Model& model, const std::string& path,
+                                const SaveGgufOptions& options = {});
 
 }  // namespace mlxtape::models
