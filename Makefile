@@ -64,7 +64,8 @@ fuzz: setup-fuzz  ## feed readers of files with what libFuzzer thinks of; ARGS="
 
 parity: configure-tests  ## compare whole models with mlx-lm, which it installs into build/parity
 	scripts/parity.sh $(ARGS)
-	cmake --build --preset release -j $(JOBS) --target model_tests
+	cmake --build --preset release -j $(JOBS) --target model_tests formats_tests
+	MLXTAPE_PARITY_TOKENIZERS=build/parity/tokenizers build/release/bin/formats_tests --gtest_filter='TokenizerParity*'
 	rm -rf build/parity/saved && mkdir -p build/parity/saved
 	MLXTAPE_PARITY_MODELS=build/parity/models MLXTAPE_PARITY_SAVED=build/parity/saved \
 	  MLXTAPE_PARITY_JOBS=build/parity/jobs \

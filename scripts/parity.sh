@@ -1,6 +1,7 @@
 #!/bin/bash
 # Makes the models that model_tests compares with mlx-lm: build/parity/models and build/parity/jobs, by
-# tests/parity/reference.py and reference_jobs.py in a Python environment of its own. Both are made once, and again when what they are made by changes.
+# tests/parity/reference.py and reference_jobs.py in a Python environment of its own; and real tokenizers for formats_tests,
+# build/parity/tokenizers, by reference_tokenizers.py in another. All are made once, and again when what they are made by changes.
 #
 #   scripts/parity.sh            the models of the full suite
 #   scripts/parity.sh --hf       and what transformers computes with those in its format (installs PyTorch: large)
@@ -12,6 +13,7 @@ cd "$(dirname "$0")/.."
 
 # The versions that the suite was tried with; other ones compute other last bits.
 packages=('mlx[cpu]==0.32.4' 'mlx-lm==0.32.2')
+tokenizer_packages=('tokenizers==0.23.3' 'sentencepiece==0.2.3' 'tiktoken==0.14.0' 'mistral-common==1.13.0' 'gguf==0.19.0')
 hf_packages=('torch==2.15.0' 'transformers==5.22.2')
 
 fail() {
@@ -35,26 +37,42 @@ case "${1:-}" in
   *) fail "knows --hf and --golden, got $1" ;;
 esac
 
-venv=build/parity/venv
-python=$venv/bin/python
-mkdir -p build/parity
-if [ "$(cat $venv/packages 2>/dev/null)" != "${packages[*]}" ]; then
-  rm -rf $venv
-  "${PYTHON:-python3}" -m venv $venv >build/parity/install.log 2>&1 ||
+# install FOLDER PACKAGE...: an environment with these, made anew when they are others.
+install() {
+  local venv=$1
+  shift
+  if [ "$(cat "$venv/packages" 2>/dev/null)" = "$*" ]; then return; fi
+  rm -rf "$venv"
+  "${PYTHON:-python3}" -m venv "$venv" >build/parity/install.log 2>&1 ||
     fail "${PYTHON:-python3} -m venv failed (Debian: apt-get install python3-venv); build/parity/install.log says more"
-  printf 'parity: installing %s\n' "${packages[*]}"
-  $python -m pip install "${packages[@]}" >>build/parity/install.log 2>&1 ||
-    fail "pip could not install ${packages[*]}: this needs the network; build/parity/install.log says more"
-  printf '%s\n' "${packages[*]}" >$venv/packages
-fi
+  printf 'parity: installing %s\n' "$*"
+  "$venv/bin/python" -m pip install "$@" >>build/parity/install.log 2>&1 ||
+    fail "pip could not install $*: this needs the network; build/parity/install.log says more"
+  printf '%s\n' "$*" >"$venv/packages"
+}
+
+python=build/parity/venv/bin/python
+mkdir -p build/parity
+install build/parity/venv "${packages[@]}"
 
 export PYTHONDONTWRITEBYTECODE=1
-made_by=$(cat tests/parity/*.py scripts/parity.sh | cksum)
+made_by=$(find tests/parity -maxdepth 1 -name '*.py' ! -name '*tokenizer*' | sort | xargs cat scripts/parity.sh | cksum)
 if [ $output = tests/parity/golden ] || [ "$(cat $output/made_by 2>/dev/null)" != "$made_by" ]; then
   rm -rf $output $jobs
   $python tests/parity/reference.py $output "${options[@]}"
   $python tests/parity/reference_jobs.py $jobs 2>build/parity/jobs.log ||
     fail "reference_jobs.py failed; build/parity/jobs.log says more"
   if [ $output != tests/parity/golden ]; then printf '%s\n' "$made_by" >$output/made_by; fi
+fi
+# Real tokenizers: half a gigabyte of packages and of what is made of them, so for the full suite alone.
+if [ $output != tests/parity/golden ]; then
+  tokenizers=build/parity/tokenizers
+  install build/parity/tokenizer-venv "${tokenizer_packages[@]}"
+  made_by=$(cat tests/parity/*tokenizer*.py | cksum)
+  if [ "$(cat $tokenizers/made_by 2>/dev/null)" != "$made_by" ]; then
+    build/parity/tokenizer-venv/bin/python tests/parity/reference_tokenizers.py $tokenizers >build/parity/tokenizers.log 2>&1 ||
+      fail "reference_tokenizers.py failed; build/parity/tokenizers.log says more"
+    printf '%s\n' "$made_by" >$tokenizers/made_by
+  fi
 fi
 if [ $hf = 1 ]; then $python tests/parity/reference_hf.py $output; fi

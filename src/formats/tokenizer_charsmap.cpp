@@ -89,7 +89,8 @@ std::optional<Charsmap::Found> Charsmap::shortest(std::string_view text) const {
   return best;
 }
 
-std::string apply_to_graphemes(const Charsmap& map, const std::string& text) {
+std::string apply_to_graphemes(const Charsmap& map, const std::string& text,
+                               const std::function<void(const std::string&)>& check) {
   std::string out;
   out.reserve(text.size());
   for (std::size_t at = 0; at < text.size();) {
@@ -104,12 +105,14 @@ std::string apply_to_graphemes(const Charsmap& map, const std::string& text) {
     const std::string_view grapheme = std::string_view(text).substr(begin, at - begin);
     if (grapheme.size() <= kMostGraphemeBytes && map.shortest(grapheme)) {
       append_replaced(map, grapheme, out);
+      check(out);
       continue;
     }
     for (std::size_t i = 0; i < grapheme.size();) {
       const std::size_t end = forward(grapheme, i, 1);
       append_replaced(map, grapheme.substr(i, end - i), out);
       i = end;
+      check(out);
     }
   }
   return out;

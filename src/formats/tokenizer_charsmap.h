@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -33,6 +34,8 @@ class Charsmap {
 };
 
 // As the library `tokenizers` applies it: to each grapheme of less than 6 bytes, else to its characters.
-std::string apply_to_graphemes(const Charsmap& map, const std::string& text);
+// check is called with what there is so far.
+std::string apply_to_graphemes(const Charsmap& map, const std::string& text,
+                               const std::function<void(const std::string&)>& check);
 
 }  // namespace mlxtape::formats

@@ -11,11 +11,21 @@ namespace {
 
 constexpr std::string_view kReplacement = "\uFFFD";
 
+// Files can ask for more than there is memory; real ones make a token shorter.
+void check_length(const std::string& out, std::size_t before) {
+  if (out.size() > 64 * before + 65536)
+    throw Error(Errc::kArgument,
+                "tokenizer: the decoder may make a token at most 64 times as long, and got to " +
+                    std::to_string(out.size()) + " bytes");
+}
+
 std::string replaced(std::string_view text, std::string_view part, std::string_view with) {
   std::string out;
   std::size_t at = 0;
-  for (std::size_t found; (found = text.find(part, at)) != text.npos; at = found + part.size())
+  for (std::size_t found; (found = text.find(part, at)) != text.npos; at = found + part.size()) {
     out.append(text.substr(at, found - at)).append(with);
+    check_length(out, text.size());
+  }
   return out.append(text.substr(at));
 }
 
@@ -29,6 +39,7 @@ std::string replaced(const DecodeReplace& step, const std::string& text) {
   for (const auto& [begin, end] : matches) {
     out.append(text, at, begin - at).append(step.content);
     at = end;
+    check_length(out, text.size());
   }
   return out.append(text, at);
 }
@@ -93,7 +104,9 @@ Decoding::Decoding(const std::vector<DecodeStep>& steps) : steps_(&steps) {
 
 // One token through the steps from `step` on, up to the one that fuses.
 void Decoding::pass(std::size_t step, std::string token) {
+  const std::size_t before = token.size();
   for (; step < fuse_; ++step) {
+    check_length(token, before);
     const DecodeStep& s = (*steps_)[step];
     if (const auto* replace = std::get_if<DecodeReplace>(&s)) {
       token = replaced(*replace, token);
@@ -150,6 +163,7 @@ void Decoding::end(std::string& out) {
     std::string text = replace_invalid_utf8(held_);
     for (std::size_t i = fuse_ + 1; i < steps_->size(); ++i) {
       const DecodeStep& s = (*steps_)[i];
+      check_length(text, held_.size());
       if (const auto* replace = std::get_if<DecodeReplace>(&s)) text = replaced(*replace, text);
       if (const auto* strip = std::get_if<DecodeStrip>(&s)) text = stripped(*strip, text);
       if (const auto* spaces = std::get_if<DecodeSpaces>(&s))

@@ -135,14 +135,16 @@ void Tokenizer::Parts::read_tokens_of(const std::string& directory, const Json& 
   for (const char* name :
        {"tokenizer.json", "tekken.json", "tokenizer.model", "tiktoken.model", "qwen.tiktoken"}) {
     const std::string file = (std::filesystem::path(directory) / name).string();
-    if (std::filesystem::exists(file)) return read_file(file, config);
+    if (std::filesystem::exists(file))
+      return read_bytes(read_whole(file, "tokenizer"), config, file);
   }
-  read_file((std::filesystem::path(directory) / "tokenizer.json").string(), config);
+  // Of what is missing, the first is named.
+  read_whole((std::filesystem::path(directory) / "tokenizer.json").string(), "tokenizer");
 }
 
 // JSON by its name or its bracket; a protocol buffer by the key of its first field, one of three; else a list of base64.
-void Tokenizer::Parts::read_file(const std::string& path, const Json& config) {
-  const std::string bytes = read_whole(path, "tokenizer");
+void Tokenizer::Parts::read_bytes(std::string_view bytes, const Json& config,
+                                  const std::string& path) {
   const std::filesystem::path name = std::filesystem::path(path).filename();
   if (name.extension() == ".json" || bytes.starts_with('{')) {
     return name.string().starts_with("tekken") ? read_tekken(bytes, path) : read(bytes, path);
@@ -169,12 +171,16 @@ std::vector<AddedToken> added_in_config(const Json& config, const std::string& s
   return out;
 }
 
-Tokenizer Tokenizer::from_file(const std::string& path) {
+Tokenizer Tokenizer::from_bytes(std::string_view bytes, const std::string& name) {
   auto parts = std::make_shared<Parts>();
-  parts->read_file(path, Json());
+  parts->read_bytes(bytes, Json(), name);
   Tokenizer t;
   t.parts_ = std::move(parts);
   return t;
+}
+
+Tokenizer Tokenizer::from_file(const std::string& path) {
+  return from_bytes(read_whole(path, "tokenizer"), path);
 }
 
 }  // namespace mlxtape::formats

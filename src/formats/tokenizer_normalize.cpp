@@ -12,9 +12,24 @@
 namespace mlxtape::formats {
 namespace {
 
+// What a step may make of a text: files can ask for more than there is memory. Real ones make three times as much of it.
+class Limit {
+ public:
+  explicit Limit(std::size_t bytes) : most_(64 * bytes + 65536) {}
+  void check(const std::string& text) const {
+    if (text.size() <= most_) return;
+    throw Error(Errc::kArgument,
+                "tokenizer: the normalizer may make a text at most 64 times as long, and got to " +
+                    std::to_string(text.size()) + " bytes");
+  }
+
+ private:
+  std::size_t most_;
+};
+
 constexpr std::string_view kSpaceSymbol = "\xE2\x96\x81";  // ▁
 
-std::string replace_text(const ReplaceText& step, std::string text) {
+std::string replace_text(const ReplaceText& step, std::string text, const Limit& limit) {
   std::size_t found = text.find(step.text);
   if (found == text.npos) return text;
   std::string out;
@@ -23,11 +38,12 @@ std::string replace_text(const ReplaceText& step, std::string text) {
   for (; found != text.npos; found = text.find(step.text, at)) {
     out.append(text, at, found - at).append(step.content);
     at = found + step.text.size();
+    limit.check(out);
   }
   return out.append(text, at);
 }
 
-std::string replace_regex(const ReplaceRegex& step, const std::string& text) {
+std::string replace_regex(const ReplaceRegex& step, const std::string& text, const Limit& limit) {
   std::vector<Regex::Match> matches;
   step.pattern.find_all(text, matches);
   std::string out;
@@ -35,6 +51,7 @@ std::string replace_regex(const ReplaceRegex& step, const std::string& text) {
   for (const auto& [begin, end] : matches) {
     out.append(text, at, begin - at).append(step.content);
     at = end;
+    limit.check(out);
   }
   return out.append(text, at);
 }
@@ -98,7 +115,7 @@ Charsmap::Found next_form(const SentencePieceForm& form, std::string_view text) 
 
 // A part between two tokens that are cut out is no beginning and no end, so nothing is put before or behind it.
 std::string sentence_piece_form(const SentencePieceForm& form, std::string_view text, bool starts,
-                                bool ends) {
+                                bool ends, const Limit& limit) {
   const std::string_view space = form.escape_whitespaces ? kSpaceSymbol : " ";
   while (form.remove_extra_whitespaces && starts && !text.empty()) {
     const Charsmap::Found next = next_form(form, text);
@@ -122,6 +139,7 @@ std::string sentence_piece_form(const SentencePieceForm& form, std::string_view 
         out += c;
       }
     }
+    limit.check(out);
     if (!piece.empty()) after_space = form.remove_extra_whitespaces && piece.ends_with(' ');
     text.remove_prefix(next.length);
   }
@@ -134,19 +152,24 @@ std::string sentence_piece_form(const SentencePieceForm& form, std::string_view 
 struct Run {
   std::string text;
   bool starts, ends;
+  const Limit& limit;
   std::string operator()(const UnicodeForm& form) { return unicode_form(form, std::move(text)); }
-  std::string operator()(const ReplaceText& step) { return replace_text(step, std::move(text)); }
-  std::string operator()(const ReplaceRegex& step) const { return replace_regex(step, text); }
+  std::string operator()(const ReplaceText& step) {
+    return replace_text(step, std::move(text), limit);
+  }
+  std::string operator()(const ReplaceRegex& step) const {
+    return replace_regex(step, text, limit);
+  }
   std::string operator()(const Prepend& step) { return text.empty() ? text : step.text + text; }
   std::string operator()(const Strip& step) const { return strip(step, text); }
   std::string operator()(const Lowercase&) const { return lowercase(text); }
   std::string operator()(const StripAccents&) const { return strip_accents(text); }
   std::string operator()(const SpellBytes&) const { return letters_of(text); }
   std::string operator()(const Precompiled& step) const {
-    return apply_to_graphemes(*step.map, text);
+    return apply_to_graphemes(*step.map, text, [&](const std::string& out) { limit.check(out); });
   }
   std::string operator()(const SentencePieceForm& form) const {
-    return sentence_piece_form(form, text, starts, ends);
+    return sentence_piece_form(form, text, starts, ends, limit);
   }
 };
 
@@ -190,7 +213,11 @@ std::vector<Normalizer> read_normalizers(const Json& json, const std::string& wh
 
 std::string normalize(const std::vector<Normalizer>& steps, std::string text, bool starts,
                       bool ends) {
-  for (const Normalizer& step : steps) text = std::visit(Run{std::move(text), starts, ends}, step);
+  const Limit limit(text.size());
+  for (const Normalizer& step : steps) {
+    text = std::visit(Run{std::move(text), starts, ends, limit}, step);
+    limit.check(text);
+  }
   return text;
 }
 

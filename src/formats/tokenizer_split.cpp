@@ -138,6 +138,10 @@ PreTokenizer read_pre_tokenizer(const Json& json, bool takes_bytes, const std::s
     add_step(member(*step, "type", who).string(), *step, out.steps, who);
   std::size_t spellings = 0;
   for (const Splitter& step : out.steps) spellings += std::holds_alternative<SpellWords>(step);
+  // Each of them spells what the one before has spelt, in twice as many bytes.
+  if (spellings > 2)
+    refuse(who,
+           "ByteLevel must come at most twice, got it " + std::to_string(spellings) + " times");
   out.byte_level =
       takes_bytes && spellings == 1 && std::holds_alternative<SpellWords>(out.steps.back());
   if (out.byte_level) out.steps.pop_back();

@@ -1,6 +1,7 @@
 #include "formats/tokenizer_unigram.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "formats/utf8.h"
@@ -11,6 +12,8 @@ namespace mlxtape::formats {
 namespace {
 
 constexpr double kUnknownPenalty = 10;  // below the lowest score
+constexpr double kBonus = 0.1;          // of each further byte of a piece that is always taken
+constexpr double kLargestSum = 100000;
 
 unsigned char at_depth(std::string_view token, std::size_t depth) {
   return static_cast<unsigned char>(token[depth]);
@@ -19,15 +22,14 @@ unsigned char at_depth(std::string_view token, std::size_t depth) {
 }  // namespace
 
 void Unigram::prepare(bool /*byte_level*/) {
-  least_ = std::numeric_limits<double>::infinity(), most_ = -least_;
+  least_ = std::numeric_limits<double>::infinity();
   for (TokenId id = 0; id < static_cast<TokenId>(pieces.size()); ++id) {
     const Piece& piece = pieces[static_cast<std::size_t>(id)];
     if (!vocabulary_.has(id)) continue;
-    if (piece.normal) {
-      least_ = std::min(least_, piece.score);
-      most_ = std::max(most_, piece.score);
-    }
-    if (piece.use != Use::kNever && !vocabulary_.name(id).empty()) sorted_.push_back(id);
+    if (piece.normal) least_ = std::min(least_, piece.score);
+    if (piece.use == Use::kNever || vocabulary_.name(id).empty()) continue;
+    sorted_.push_back(id);
+    longest_ = std::max(longest_, vocabulary_.name(id).size());
   }
   std::sort(sorted_.begin(), sorted_.end(),
             [&](TokenId a, TokenId b) { return vocabulary_.name(a) < vocabulary_.name(b); });
@@ -58,8 +60,9 @@ bool Unigram::extend(std::string_view word, std::size_t begin, std::size_t chara
   for (std::size_t length = 1; low != high; ++length) {
     if (const TokenId id = *low; vocabulary_.name(id).size() == length) {
       const Piece& piece = pieces[static_cast<std::size_t>(id)];
-      const double score =
-          piece.use == Use::kAlways ? static_cast<double>(length) * most_ - 0.1 : piece.score;
+      const double score = piece.use == Use::kAlways
+                               ? rounded(kBonus * static_cast<double>(length - 1))
+                               : piece.score;
       offer(nodes[begin + length], id, begin, score + sum);
       has_character = has_character || length == character;
       ++low;
@@ -74,11 +77,21 @@ bool Unigram::extend(std::string_view word, std::size_t begin, std::size_t chara
   return has_character;
 }
 
+// Takes what the best way to here sums up to from all sums that are still compared: in large ones floats lose scores.
+void Unigram::lower(std::vector<Node>& nodes, std::size_t begin) const {
+  const double sum = nodes[begin].sum;
+  const std::size_t end = std::min(nodes.size(), begin + longest_ + 1);
+  for (std::size_t i = begin; i < end; ++i) {
+    if (nodes[i].begin != kNowhere) nodes[i].sum = rounded(nodes[i].sum - sum);
+  }
+}
+
 void Unigram::encode(std::string_view word, std::vector<TokenId>& out) const {
   std::vector<Node> nodes(word.size() + 1);
   nodes[0].begin = 0;
   for (std::size_t begin = 0; begin < word.size();) {
     const std::size_t end = forward(word, begin, 1);
+    if (options.single && std::abs(nodes[begin].sum) > kLargestSum) lower(nodes, begin);
     const double sum = nodes[begin].sum;
     if (!extend(word, begin, end - begin, sum, nodes))
       offer(nodes[end], options.unknown, begin, rounded(least_ - kUnknownPenalty) + sum);

@@ -45,13 +45,15 @@ class Unigram final : public Model {
   void offer(Node& node, TokenId id, std::size_t begin, double sum) const;
   bool extend(std::string_view word, std::size_t begin, std::size_t character, double sum,
               std::vector<Node>& nodes) const;
+  void lower(std::vector<Node>& nodes, std::size_t begin) const;
   void append_unknown(std::string_view text, std::vector<TokenId>& out) const;
 
   const Vocabulary& vocabulary_;
   std::vector<TokenId> sorted_;          // pieces by their bytes
   std::vector<std::uint32_t> by_first_;  // where in sorted_ those of each first byte begin
   std::vector<TokenId> bytes_;           // the token of each byte; empty without byte_fallback
-  double least_ = 0, most_ = 0;
+  double least_ = 0;                     // of all scores
+  std::size_t longest_ = 4;              // piece or character, in bytes
 };
 
 }  // namespace mlxtape::formats
