@@ -66,11 +66,13 @@ parity: configure-tests  ## compare whole models with mlx-lm, which it installs 
 	scripts/parity.sh $(ARGS)
 	cmake --build --preset release -j $(JOBS) --target model_tests formats_tests
 	MLXTAPE_PARITY_TOKENIZERS=build/parity/tokenizers build/release/bin/formats_tests --gtest_filter='TokenizerParity*'
-	rm -rf build/parity/saved && mkdir -p build/parity/saved
+	rm -rf build/parity/saved build/parity/gguf_saved && mkdir -p build/parity/saved build/parity/gguf_saved
 	MLXTAPE_PARITY_MODELS=build/parity/models MLXTAPE_PARITY_SAVED=build/parity/saved \
-	  MLXTAPE_PARITY_JOBS=build/parity/jobs \
+	  MLXTAPE_PARITY_JOBS=build/parity/jobs MLXTAPE_PARITY_GGUF=build/parity/gguf \
+	  MLXTAPE_PARITY_GGUF_SAVED=build/parity/gguf_saved \
 	  build/release/bin/model_tests --gtest_filter='*Parity*'
 	build/parity/venv/bin/python tests/parity/reread.py build/parity/saved
+	build/parity/gguf-venv/bin/python tests/parity/gguf_reread.py build/parity/gguf build/parity/gguf_saved
 
 demo: program  ## the whole job on a small model, a few minutes on two cores; build/demo/report.html; ARGS="..." is passed on
 	build/release/bin/mlxtape demo --out build/demo $(ARGS)
@@ -91,7 +93,7 @@ gpu-package: build  ## tests and benchmark for a machine with an NVIDIA GPU, in 
 	for program in mlxtape-selftest unit_tests formats_tests model_tests mlxtape; do strip -o build/gpu-package/$$program build/release/bin/$$program || exit 1; done
 	cp scripts/gpu_check.sh build/gpu-package
 	cp bench/peers/*.py build/gpu-package/peers
-	cp -r --parents tests/cli/*.sh tests/parity/golden tests/parity/golden_jobs examples/bytes scripts/kill_test.sh build/gpu-package
+	cp -r --parents tests/cli/*.sh tests/parity/golden tests/parity/golden_jobs tests/parity/golden_gguf examples/bytes scripts/kill_test.sh build/gpu-package
 
 lint: setup-lint configure-tests  ## check layout, bugs, layers, tree and that headers stand alone
 	JOBS=$(JOBS) scripts/lint.sh

@@ -82,7 +82,7 @@ if wanted ops; then
 fi
 
 if wanted jobs; then
-  export MLXTAPE_PARITY_MODELS=tests/parity/golden MLXTAPE_PARITY_JOBS=tests/parity/golden_jobs
+  export MLXTAPE_PARITY_MODELS=tests/parity/golden MLXTAPE_PARITY_JOBS=tests/parity/golden_jobs MLXTAPE_PARITY_GGUF=tests/parity/golden_gguf
   proof 'tests of models and jobs' ./model_tests $brief --gtest_filter='*cuda'
   proof 'the commands' tests/cli/cli_test.sh ./mlxtape cuda
   proof 'the commands of jobs' tests/cli/jobs_test.sh ./mlxtape cuda

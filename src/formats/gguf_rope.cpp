@@ -180,10 +180,11 @@ void write_gguf_rope(const Json& sizes, const GgufArchitecture& architecture, st
   keys.push_back({prefix + "freq_base", static_cast<float>(said.base)});
   keys.push_back({prefix + "dimension_count", static_cast<std::uint32_t>(dims)});
   if (architecture.rope_in_parameters) {
-    // Channels by axis of a picture. All axes of a text have the same position, so any division does; llama.cpp asks for one.
+    // Pairs of channels by axis of a picture, which take turns. All axes of a text have the same position, but llama.cpp does not
+    // rotate what belongs to none.
     const auto pairs = static_cast<std::int32_t>(dims / 2);
     keys.push_back({prefix + "dimension_sections",
-                    std::vector<std::int32_t>{pairs - 2 * (pairs / 3), pairs / 3, pairs / 3, 0}});
+                    std::vector<std::int32_t>{(pairs + 2) / 3, (pairs + 1) / 3, pairs / 3, 0}});
   }
   if (said.type == "default" || said.type == "mrope" || said.type == "llama3") return;
   if (said.type != "linear" && said.type != "yarn") {
