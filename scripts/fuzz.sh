@@ -58,6 +58,8 @@ export ASAN_OPTIONS=malloc_context_size=8:quarantine_size_mb=16${ASAN_OPTIONS:+:
 max_len() {
   case $1 in
     tokenizer_text) echo 320 ;;
+    tokenizer_file) echo 10240 ;;  # 256 tokens, one of each byte
+    gguf) echo 16384 ;;  # a model of one layer
     dataset | json) echo 1024 ;;
     config | run_state | safetensors) echo 2048 ;;
     *) echo 4096 ;;

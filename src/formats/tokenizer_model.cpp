@@ -71,7 +71,7 @@ std::size_t read_merge(JsonReader& reader, std::string& both, std::string& right
 void read_merges(JsonReader& reader, const Vocabulary& vocabulary, Merges& merges) {
   std::string both, right;
   std::uint32_t rank = 0;
-  merges.reserve(static_cast<std::size_t>(vocabulary.size()));
+  merges.reserve(vocabulary.count());
   for (reader.begin_array(); reader.next_element(); ++rank) {
     const std::size_t cut = read_merge(reader, both, right);
     const std::string_view view = both;

@@ -115,6 +115,9 @@ void Tokenizer::Parts::read_tiktoken(std::string_view text, const Json& config,
 
 namespace {
 
+// Each is made, named or not.
+constexpr std::int64_t kMostSpecial = 1 << 16;
+
 struct Tekken {
   std::string pattern, version;
   std::int64_t vocabulary = 0,
@@ -128,10 +131,12 @@ void read_tekken_config(const Json& config, Tekken& out, const std::string& sour
   out.vocabulary = member(config, "default_vocab_size", source).integer();
   out.special = member(config, "default_num_special_tokens", source).integer();
   out.version = member(config, "version", source).string();
-  if (out.special < 0 || out.vocabulary <= out.special || out.vocabulary > Vocabulary::kMaxIds)
-    refuse(source, "default_vocab_size must be above default_num_special_tokens and at most " +
+  if (out.special < 0 || out.special > kMostSpecial || out.vocabulary <= out.special ||
+      out.vocabulary > Vocabulary::kMaxIds)
+    refuse(source, "default_num_special_tokens must be at most " + std::to_string(kMostSpecial) +
+                       ", and default_vocab_size above it and at most " +
                        std::to_string(Vocabulary::kMaxIds) + ", got " +
-                       std::to_string(out.vocabulary) + " and " + std::to_string(out.special));
+                       std::to_string(out.special) + " and " + std::to_string(out.vocabulary));
   out.has_config = true;
 }
 

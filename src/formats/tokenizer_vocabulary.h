@@ -25,8 +25,9 @@ class Vocabulary {
   bool has(TokenId id) const {
     return id >= 0 && id < size() && names_[static_cast<std::size_t>(id)].begin != kHole;
   }
-  std::string_view name(TokenId id) const;  // of one that is there
-  TokenId size() const { return static_cast<TokenId>(names_.size()); }
+  std::string_view name(TokenId id) const;                              // of one that is there
+  TokenId size() const { return static_cast<TokenId>(names_.size()); }  // the largest id and one
+  std::size_t count() const { return count_; }                          // of tokens
 
  private:
   static constexpr std::uint32_t kHole = 0xFFFFFFFF;

@@ -4,9 +4,11 @@ them. Past findings lie beside them and stay; their names begin with found-.
 
     python3 tests/fuzz/make_corpus.py
 """
+import base64
 import json
 import pathlib
 import struct
+import sys
 
 TESTS = pathlib.Path(__file__).resolve().parent.parent
 CORPUS = TESTS / "fuzz" / "corpus"
@@ -149,6 +151,92 @@ def split(pattern, behavior="Isolated", invert=False):
         {"type": "Split", "pattern": pattern, "behavior": behavior, "invert": invert}, BYTE_LEVEL]}
 
 
+METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
+
+
+def text_tokenizer(change):
+    """As tokenizer_json, of characters: some of them, and bytes for the others."""
+    tokens = ["<unk>", "<s>", "</s>"] + ["<0x%02X>" % b for b in range(256) if b not in (0xF5, 0xFF)] + list("▁Helowrdtins") + ["▁w", "lo", "▁▁"]
+    model = {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "vocab": {token: i for i, token in enumerate(tokens)},
+             "merges": ["▁ w", "l o", "▁ ▁"]}
+    model |= {key[6:]: value for key, value in change.items() if key.startswith("model.") and key != "model.without"}
+    parts = {"normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}, "pre_tokenizer": None, "added_tokens": [],
+             "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+                                                         {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}}
+    return tokenizer_json(**parts | {key: value for key, value in change.items() if not key.startswith("model.")}, model=model)
+
+
+def varint(value):
+    value %= 1 << 64
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes(out) + bytes([value])
+
+
+def message(**fields):
+    """A protocol buffer: f3=1 is field 3, a number; bytes and text are blocks; a float is one."""
+    out = b""
+    for name, values in fields.items():
+        number = int(name[1:])
+        for value in values if isinstance(values, list) else [values]:
+            if isinstance(value, float):
+                out += varint(number << 3 | 5) + struct.pack("<f", value)
+            elif isinstance(value, int):
+                out += varint(number << 3) + varint(value)
+            else:
+                value = value.encode() if isinstance(value, str) else value
+                out += varint(number << 3 | 2) + varint(len(value)) + value
+    return out
+
+
+def charsmap():
+    """The table that two letters, a space and a pair are replaced by: taken from a model that has one."""
+    files = json.loads((GOLDEN / "tokenizer_files.json").read_text())
+    sys.path.insert(0, str(TESTS / "parity"))
+    from protobuf_fields import block_in  # noqa: E402
+    return block_in(base64.b64decode(files["sentencepiece"]["old"]["model"]), 3, 2)
+
+
+def piece(text, score=0.0, kind=1):
+    return message(f1=text, f2=float(score), f3=kind)
+
+
+def model(pieces, trainer=None, normalizer=None, **others):
+    return message(f1=[piece("<unk>", 0, 2), piece("<s>", 0, 3), piece("</s>", 0, 3)] + pieces, f2=message(**{"f3": 2, "f40": 0, "f41": 1, "f42": 2, "f43": -1} | (trainer or {})),
+                   f3=message(**{"f1": "identity", "f3": 1, "f4": 0, "f5": 1} | (normalizer or {})), **others)
+
+
+def tokenizer_file_seeds():
+    words = [piece(text, -i) for i, text in enumerate(["▁w", "lo", "el", "▁H", "wo", "▁▁", "or", "▁wor", *"▁Helowrdtins,!"])]
+    table = charsmap()
+    ranks = [base64.b64encode(bytes([b])).decode() for b in range(256)] + [base64.b64encode(w).decode() for w in (b"lo", b"He", b"ll", b"Hell", b" w")]
+    tekken = {"config": {"pattern": r"\p{L}+|\s|[^\s\p{L}]", "num_vocab_tokens": 261, "default_vocab_size": 280, "default_num_special_tokens": 20, "version": "v3"},
+              "vocab": [{"rank": i, "token_bytes": token} for i, token in enumerate(ranks)]}
+    text = json.dumps(tekken, separators=(",", ":"))
+    bytes_ = [piece("<0x%02X>" % b, 0, 6) for b in range(256)]
+    return {
+        "bpe": model(words), "bpe-bytes": model(bytes_ + words, {"f35": 1}), "bpe-some-bytes": model(bytes_[:40] + words, {"f35": 1}),
+        "bpe-words": model([piece("wor", 0, 4), piece("\n\n", 0, 4)] + words, None, {"f3": 0}), "unused": model([piece("Hel", -1, 5)] + words),
+        "unigram": model(words, {"f3": 1}), "unigram-bytes": model(bytes_ + words, {"f3": 1, "f35": 1}),
+        "unigram-words": model([piece("ll", 0, 4)] + words, {"f3": 1, "f24": 1}), "scores-equal": model([piece(c, -1) for c in "Helo"] + [piece("ll", -1), piece("el", -1)]),
+        "table": model(words, {"f3": 1}, {"f2": table, "f4": 1}), "table-bpe": model(words, None, {"f2": table}),
+        "table-cut": model(words, None, {"f2": table[:-1]}), "table-trie-too-long": model(words, None, {"f2": struct.pack("<I", 1 << 31) + table[4:]}),
+        "table-without-trie": model(words, None, {"f2": struct.pack("<I", 0) + table[4:]}), "table-of-ones": model(words, None, {"f2": table[:4] + b"\xff" * (len(table) - 5) + b"\0"}),
+        "table-zeros": model(words, None, {"f2": struct.pack("<I", 64) + bytes(65)}),
+        "not-escaped": model(words, None, {"f5": 0}), "suffix": model(words, {"f3": 1, "f24": 1}, {"f4": 1}), "denormalizer": model(words, f5=message(f2=table)),
+        "word-model": model(words, {"f3": 3}), "no-unknown": message(f1=words, f2=message(f3=2)), "no-trainer": message(f1=[piece("<unk>", 0, 2)] + words),
+        "piece-empty": model([piece("")]), "piece-twice": model(words + words), "piece-long": model([piece("l" * 3000)] + words), "score-nan": model([piece("a", float("nan"))]),
+        "score-least": model([piece("H", -3e38), piece("e", -3e38)] + words, {"f3": 1}), "type-seven": model([piece("a", 0, 7)]), "byte-wrong": model([piece("<0xG0>", 0, 6)]),
+        "ids-wrong": model(words, {"f41": -5, "f42": 1 << 40}), "control-in-text": model([piece("He", 0, 3)] + words),
+        "block-too-long": model(words) + b"\x0a\xff\xff\xff\xff\x0f", "number-too-long": b"\x0a\x00\x20" + b"\xff" * 11, "group": b"\x0a\x00\x23\x24", "empty": b"",
+        "unknown-fields": model(words, f100=[1, 2.5, "x"]), "tekken": text, "tekken-named": json.dumps(tekken | {"special_tokens": [{"rank": 0, "token_str": "<s>"}]}),
+        "tekken-vocab-first": json.dumps(dict(reversed(tekken.items()))), "tekken-cut": text[:-400], "tekken-too-few": text.replace('"default_vocab_size":280', '"default_vocab_size":290'),
+        "tekken-new": text.replace("v3", "v13"), "ranks": "".join("%s %d\n" % (token, i) for i, token in enumerate(ranks)), "ranks-no-number": "IQ== \n", "ranks-no-base64": "? 1\n",
+    }
+
+
 def tokenizer_seeds():
     golden = json.loads((GOLDEN / "tokenizer.json").read_text())
     seeds = {}
@@ -159,6 +247,30 @@ def tokenizer_seeds():
     around = golden["vocabularies"]["llama"]["post_processor"]
     around = json.loads(json.dumps(around).replace("<|begin|>", "<|im_end|>").replace("901", "261"))
     regex = golden["vocabularies"]["qwen"]["pre_tokenizer"]
+    files = json.loads((GOLDEN / "tokenizer_files.json").read_text())
+    for i, (base, change, _) in enumerate(files["variants"]):
+        if base == "bpe":
+            seeds["text-%02d" % i] = text_tokenizer(change)
+    unigram = {"type": "Unigram", "unk_id": 0, "byte_fallback": False,
+               "vocab": [["<unk>", 0], ["▁", -2.5], ["e", -3], ["l", -3.25], ["o", -3.5], ["lo", -4], ["▁wor", -5.5], ["ll", -6]]}
+    table = base64.b64encode(charsmap()).decode()
+    seeds |= {
+        "unigram": tokenizer_json(model=unigram, pre_tokenizer=METASPACE, decoder=METASPACE),
+        "unigram-without-unknown": tokenizer_json(model=unigram | {"unk_id": None}, pre_tokenizer=METASPACE),
+        "unigram-bytes": tokenizer_json(model=unigram | {"byte_fallback": True}, pre_tokenizer=None),
+        "charsmap": tokenizer_json(normalizer={"type": "Precompiled", "precompiled_charsmap": table}),
+        "charsmap-cut": tokenizer_json(normalizer={"type": "Precompiled", "precompiled_charsmap": table[:40]}),
+        "letters-twice": tokenizer_json(pre_tokenizer={"type": "Sequence", "pretokenizers": [BYTE_LEVEL, BYTE_LEVEL]}),
+        "letters-often": tokenizer_json(pre_tokenizer={"type": "Sequence", "pretokenizers": [BYTE_LEVEL] * 40}),
+        "letters-before": tokenizer_json(normalizer={"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 30}),
+        "replace-often": tokenizer_json(normalizer={"type": "Sequence", "normalizers": [
+            {"type": "Replace", "pattern": {"String": "l"}, "content": "ll"}] * 40}),
+        "replace-tokens-often": tokenizer_json(decoder={"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "l"}, "content": "ll"}] * 40}),
+        "set-and-set": tokenizer_json(pre_tokenizer=split({"Regex": r"[\p{L}&&[^\p{Han}]]+|\p{N}{1,3}+|a{2}?"})),
+        "set-in-set": tokenizer_json(pre_tokenizer=split({"Regex": "[a[b]]"})),
+        "bert": tokenizer_json(post_processor={"type": "BertProcessing", "cls": ["<|im_start|>", 260], "sep": ["<|im_end|>", 261]}),
+    }
     seeds |= {
         "plain": tokenizer_json(), "pairs": tokenizer_json(model=model | {"merges": [["t", "h"], ["Ġ", "th"]]}),
         "words": tokenizer_json(pre_tokenizer=regex), "around": tokenizer_json(post_processor=around),
@@ -273,6 +385,7 @@ def main():
     write("safetensors", safetensors_seeds())
     write("run_state", run_state_seeds())
     write("tokenizer", tokenizer_seeds())
+    write("tokenizer_file", tokenizer_file_seeds())
     write("tokenizer_text", tokenizer_text_seeds())
     write("chat_template", chat_seeds())
     write("dataset", dataset_seeds())

@@ -25,6 +25,8 @@ bool run_state(std::string_view input);
 bool safetensors(std::string_view input);
 // tokenizer.json
 bool tokenizer(std::string_view input);
+// tokenizer.model, SentencePiece's or a list of ranks; tekken.json
+bool tokenizer_file(std::string_view input);
 // A text, for tokenizers that are shaped as real ones.
 bool tokenizer_text(std::string_view input);
 

@@ -1,7 +1,7 @@
 #include <map>
 #include <optional>
 
-#include "formats/tokenizer_bpe.h"
+#include "formats/tokenizer_model.h"
 #include "formats/utf8.h"
 #include "fuzz/tokens.h"
 #include "mlxtape/base/files.h"
@@ -30,19 +30,20 @@ struct Tokenizers {
   std::vector<Tokenizer> lossless, stable;
 };
 
-// A text comes back however its bytes are put together. So the pairs that are merged are found once more here: by the first
-// one's vocabulary for a text that is all one word, and by the definition, the pair of the lowest rank first.
+Json golden_model(const char* file, const char* group, const char* name) {
+  const std::string path = std::string(MLXTAPE_GOLDEN "/") + file;
+  Json json = *Json::parse(read_whole(path, "fuzz"), file).find(group)->find(name);
+  json.set("added_tokens", Json::Array{});
+  json.set("post_processor", Json());
+  return json;
+}
+
+// A text comes back however its bytes are put together. So the pairs that are merged are found once more here: by a
+// vocabulary for a text that is all one word, and by the definition, the pair of the lowest rank first.
 class OneWord {
  public:
-  OneWord() {
-    Json json = *Json::parse(read_whole(MLXTAPE_GOLDEN "/tokenizer.json", "fuzz"), "tokenizer.json")
-                     .find("vocabularies")
-                     ->find("qwen");
-    for (const char* key : {"normalizer", "post_processor"}) json.set(key, Json());
-    json.set("added_tokens", Json::Array{});
-    json.set("pre_tokenizer", Json(Json::Object{{"type", Json("ByteLevel")},
-                                                {"add_prefix_space", Json(false)},
-                                                {"use_regex", Json(false)}}));
+  // bytes: the vocabulary spells them in letters; else it has characters, and <0xNN> for the bytes of others.
+  OneWord(const Json& json, bool bytes) : bytes_(bytes) {
     tokenizer_ = Tokenizer::from_json(json.dump(), "one word");
     for (const Json& merge : json.find("model")->find("merges")->array()) {
       const bool is_pair = merge.is_array();
@@ -53,15 +54,24 @@ class OneWord {
       const auto rank = static_cast<int>(merges_.size());
       merges_[{id(left), id(right)}] = {rank, id(left + right)};
     }
-    for (int b = 0; b < 256; ++b) {
-      const char byte = static_cast<char>(b);
-      bytes_.push_back(id(formats::letters_of({&byte, 1})));
-    }
+  }
+  static OneWord of_bytes() {
+    Json json = golden_model("tokenizer.json", "vocabularies", "qwen");
+    json.set("normalizer", Json());
+    json.set("pre_tokenizer", Json(Json::Object{{"type", Json("ByteLevel")},
+                                                {"add_prefix_space", Json(false)},
+                                                {"use_regex", Json(false)}}));
+    return {json, true};
+  }
+  // Where it is cut for speed, nothing may change.
+  static OneWord of_characters() {
+    Json json = golden_model("tokenizer_files.json", "json", "bpe");
+    json.set("normalizer", Json());
+    return {json, false};
   }
 
   void check_merges(std::string_view word) const {
-    std::vector<TokenId> ids;
-    for (const char c : word) ids.push_back(bytes_[static_cast<unsigned char>(c)]);
+    std::vector<TokenId> ids = symbols(word);
     std::vector<const Merge*> pairs;  // of an id and the next
     for (std::size_t i = 0; i + 1 < ids.size(); ++i) pairs.push_back(find(ids, i));
     while (true) {
@@ -87,13 +97,30 @@ class OneWord {
     TokenId id;
   };
   TokenId id(const std::string& token) const { return *tokenizer_->id_of(token); }
+  std::vector<TokenId> symbols(std::string_view word) const {
+    std::vector<TokenId> out;
+    for (std::size_t at = 0; at < word.size();) {
+      const std::size_t begin = at;
+      at = bytes_ ? at + 1 : formats::forward(word, at, 1);
+      const std::string symbol(word.substr(begin, at - begin));
+      if (bytes_) {
+        out.push_back(id(formats::letters_of(symbol)));
+      } else if (const auto known = tokenizer_->id_of(symbol)) {
+        out.push_back(*known);
+      } else {
+        for (const char c : symbol)
+          out.push_back(id(formats::byte_token(static_cast<unsigned char>(c))));
+      }
+    }
+    return out;
+  }
   const Merge* find(const std::vector<TokenId>& ids, std::size_t i) const {
     const auto found = merges_.find({ids[i], ids[i + 1]});
     return found == merges_.end() ? nullptr : &found->second;
   }
   std::optional<Tokenizer> tokenizer_;
   std::map<std::pair<TokenId, TokenId>, Merge> merges_;
-  std::vector<TokenId> bytes_;
+  bool bytes_;
 };
 
 }  // namespace
@@ -110,9 +137,13 @@ bool tokenizer_text(std::string_view input) {
     check(t.decode(t.encode(once)) == t.decode(t.encode("")) + once,
           "a text that came back comes back again, behind what begins every text");
   }
-  static const OneWord one_word;
+  static const OneWord one_word = OneWord::of_bytes(), one_text = OneWord::of_characters();
   constexpr std::size_t kMostBytes = 128;  // the time is quadratic; above 48 a heap is used
-  one_word.check_merges(formats::replace_invalid_utf8(text.substr(0, kMostBytes)));
+  const std::string word = formats::replace_invalid_utf8(text.substr(0, kMostBytes));
+  one_word.check_merges(word);
+  std::string spelled;  // in the characters that the vocabulary has words of
+  for (const char c : word) c == ' ' ? spelled += "\xE2\x96\x81" : spelled += c;
+  one_text.check_merges(spelled);
   return true;
 }
 

@@ -19,6 +19,7 @@ import sentencepiece
 import tiktoken
 from tokenizers import Tokenizer, normalizers
 
+import protobuf_fields
 import tokenizer_texts
 
 # Package, file in it, name of the copy here.
@@ -225,30 +226,7 @@ def unigram_json(packages, name):
 
 
 def charsmap_of(data):
-    """Field 2 of the message in field 3."""
-    def fields(block):
-        at = 0
-        def varint():
-            nonlocal at
-            value = shift = 0
-            while True:
-                byte = block[at]
-                at += 1
-                value |= (byte & 127) << shift
-                shift += 7
-                if byte < 128:
-                    return value
-        while at < len(block):
-            key = varint()
-            if key & 7 == 2:
-                length = varint()
-                yield key >> 3, block[at:at + length]
-                at += length
-            elif key & 7 == 0:
-                varint()
-            else:
-                at += 4 if key & 7 == 5 else 8
-    return next(v for k, v in fields(next(v for k, v in fields(data) if k == 3)) if k == 2)
+    return protobuf_fields.block_in(data, 3, 2)
 
 
 # ---- cases ----
