@@ -85,6 +85,11 @@ class Keys {
 std::int64_t layers_of(const Keys& keys) {
   const std::int64_t all = keys.whole("block_count");
   const std::int64_t ahead = keys.maybe("nextn_predict_layers").value_or(0);
+  const std::size_t tensors = keys.file().tensors().size();
+  if (all > 0 && static_cast<std::uint64_t>(all) > tensors) {
+    keys.file().fail("it must have tensors for each of " + std::to_string(all) + " layers, got " +
+                     std::to_string(tensors));
+  }
   if (all > kMaxLayers || ahead < 0 || ahead >= all) {
     keys.file().fail("it must have 1 to 4096 layers, got " + std::to_string(all) + ", of which " +
                      std::to_string(ahead) + " predict several tokens");

@@ -415,7 +415,9 @@ TEST(GgufModel, RefusesWhatIsNoModelItKnows) {
             }),
             f + "key \"llama.attention.head_count\" must be at least 1, got 0");
   EXPECT_EQ(said([](Made& m) { m.without("llama.block_count").u32("llama.block_count", 4097); }),
-            f + "it must have 1 to 4096 layers, got 4097, of which 0 predict several tokens");
+            f + "it must have tensors for each of 4097 layers, got 11");
+  EXPECT_EQ(said([](Made& m) { m.u32("llama.nextn_predict_layers", 1); }),
+            f + "it must have 1 to 4096 layers, got 1, of which 1 predict several tokens");
   EXPECT_EQ(said([](Made& m) { m.key("llama.attention.sliding_window", std::uint32_t{64}); }),
             f + "key \"llama.attention.sliding_window\" is 64.0, which is not supported for this "
                 "architecture");

@@ -19,6 +19,8 @@ bool chat_template(std::string_view input);
 bool config(std::string_view input);
 // .jsonl; and as .txt, which is always taken
 bool dataset(std::string_view input);
+// A .gguf file: its tensors, and as a model and a tokenizer.
+bool gguf(std::string_view input);
 bool json(std::string_view input);
 // state.safetensors, of the run that run_state.cpp describes
 bool run_state(std::string_view input);
