@@ -90,12 +90,8 @@ Json layers_of(const Config& c) {
 }
 
 Json tokenizer_of(const std::string& directory) {
-  std::error_code reason;
+  if (formats::Tokenizer::file_in(directory).empty()) return {};
   const bool is_gguf = formats::is_gguf_path(directory);
-  if (!is_gguf &&
-      !std::filesystem::exists(std::filesystem::path(directory) / "tokenizer.json", reason)) {
-    return {};
-  }
   if (is_gguf && !formats::read_gguf_tokenizer(formats::GgufFile(directory))) return {};
   const auto tokenizer = formats::Tokenizer::from_directory(directory);
   Json::Array ends;

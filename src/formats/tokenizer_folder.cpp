@@ -10,6 +10,8 @@
 namespace mlxtape::formats {
 namespace {
 
+constexpr const char* kTokenizerJson = "tokenizer.json";
+
 // "text", {"content": "text"} or null
 std::optional<std::string> token_text(const Json* json) {
   if (json == nullptr || json->is_null()) return std::nullopt;
@@ -114,7 +116,9 @@ Tokenizer Tokenizer::from_directory(const std::string& directory) {
   const bool has_config = std::filesystem::exists(config_path);
   const Json config = has_config ? Json::read_file(config_path, "tokenizer") : Json();
   auto parts = std::make_shared<Parts>();
-  parts->read_tokens_of(directory, config);
+  const std::string found = file_in(directory),
+                    tokens = found.empty() ? path(kTokenizerJson) : found;
+  parts->read_bytes(read_whole(tokens, "tokenizer"), config, tokens);
   if (has_config) parts->read_config(config, config_path);
   if (const std::string file = path("chat_template.jinja"); std::filesystem::exists(file))
     parts->read_template(read_whole(file, "tokenizer"), file);
@@ -131,15 +135,15 @@ Tokenizer Tokenizer::from_directory(const std::string& directory) {
 // ---- which file ----
 
 // tokenizer.json is what others were made into, so it comes first.
-void Tokenizer::Parts::read_tokens_of(const std::string& directory, const Json& config) {
+std::string Tokenizer::file_in(const std::string& directory) {
+  if (is_gguf_path(directory)) return directory;
   for (const char* name :
-       {"tokenizer.json", "tekken.json", "tokenizer.model", "tiktoken.model", "qwen.tiktoken"}) {
+       {kTokenizerJson, "tekken.json", "tokenizer.model", "tiktoken.model", "qwen.tiktoken"}) {
     const std::string file = (std::filesystem::path(directory) / name).string();
-    if (std::filesystem::exists(file))
-      return read_bytes(read_whole(file, "tokenizer"), config, file);
+    std::error_code unseen;
+    if (std::filesystem::exists(file, unseen)) return file;
   }
-  // Of what is missing, the first is named.
-  read_whole((std::filesystem::path(directory) / "tokenizer.json").string(), "tokenizer");
+  return "";
 }
 
 // JSON by its name or its bracket; a protocol buffer by the key of its first field, one of three; else a list of base64.

@@ -42,7 +42,6 @@ struct Tokenizer::Parts {
   void read_tiktoken(std::string_view text, const Json& config, const std::string& source);
   void read_tekken(std::string_view json, const std::string& source);
   void read_bytes(std::string_view bytes, const Json& config, const std::string& path);
-  void read_tokens_of(const std::string& directory, const Json& config);
 
   void add_tokens(const std::vector<AddedToken>& tokens, const std::string& source);
   // What those other files put around a text: as the config says; else the bos token before it, if `begins`.

@@ -8,7 +8,10 @@
 #include "head.h"
 #include "mlxtape/base/files.h"
 #include "mlxtape/base/quote.h"
+#include "mlxtape/formats/gguf.h"
+#include "mlxtape/formats/gguf_tokenizer.h"
 #include "mlxtape/formats/model_directory.h"
+#include "mlxtape/formats/tokenizer.h"
 #include "mlxtape/ops/sort.h"
 
 namespace mlxtape::jobs {
@@ -164,7 +167,15 @@ std::string model_fingerprint(const std::string& folder) {
 
 std::string tokenizer_fingerprint(const std::string& folder) {
   Hash hash;
-  hash.add(read_whole(folder + "/tokenizer.json", "tokenizer_fingerprint"));
+  constexpr const char* kWho = "tokenizer_fingerprint";
+  if (formats::is_gguf_path(folder)) {
+    const auto tokenizer = formats::read_gguf_tokenizer(formats::GgufFile(folder));
+    if (!tokenizer) throw Error(Errc::kIo, std::string(kWho) + ": " + folder + " has no tokenizer");
+    hash.add(formats::tokenizer_files(*tokenizer, folder).tokenizer_json);
+    return hash.digits();
+  }
+  const std::string file = formats::Tokenizer::file_in(folder);
+  hash.add(read_whole(file.empty() ? folder + "/tokenizer.json" : file, kWho));
   return hash.digits();
 }
 

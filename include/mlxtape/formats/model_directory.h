@@ -76,6 +76,8 @@ struct ModelToSave {
                                          "merges.txt",
                                          "*.jinja",
                                          "*.tiktoken",
+                                         "tiktoken.model",
+                                         "tekken.json",
                                          "generation_config.json",
                                          "chat_template.json",
                                          "preprocessor_config.json",

@@ -47,6 +47,8 @@ class Tokenizer {
   // tokenizer.json says itself what is put around a text. For the others tokenizer_config.json does, add_bos_token and
   // add_eos_token; else it is a bos token before it, if there is one, but for Unigram.
   static Tokenizer from_directory(const std::string& directory);
+  // Where the tokens are that from_directory would read; "" where they are nowhere.
+  static std::string file_in(const std::string& directory);
   // The same from what such files would hold. eos_ids: empty where the config's eos token is the only one.
   static Tokenizer from_texts(std::string_view tokenizer_json, const Json& tokenizer_config,
                               std::vector<TokenId> eos_ids, const std::string& source);
