@@ -82,6 +82,7 @@ void State::grow(CommandEncoder& encoder, std::int64_t capacity) {
   const std::int64_t used = *std::max_element(lengths_.begin(), lengths_.end());
   // Each on its own, so that no more than one layer is there twice. Where there is no room for one, those before it have
   // more than the capacity, which is no harm.
+  places_ = {};  // no one needs those of the capacity before
   for (Cache& cache : caches_) models::grow(encoder, cache, used, capacity, places_);
   capacity_ = capacity;
 }

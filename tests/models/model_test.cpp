@@ -181,6 +181,35 @@ TEST_P(Models, LearnsOneSentence) {
 }
 
 // Broken directories: each is one error that names the file and the tensor.
+// What others' files have beside the model, by the architecture's rules: wherever it stands in a name, and no more than that.
+TEST_P(Models, LeavesOutWhatIsNoPart) {
+  const auto loads = [&](const std::string& type, bool tied, const std::string& more) {
+    formats::Json json = small_config(type);
+    json.set("tie_word_embeddings", tied);
+    const models::Model model =
+        models::random_model(models::Config::parse(json, type), encoder(), DType::kF32, 1);
+    formats::ModelToSave out;
+    for (const auto& [name, tensor, shape] : models::parameters(model)) {
+      out.tensors.push_back({name, tensor.reshape(shape)});
+    }
+    out.tensors.push_back({more, encoder().zeros({2}, DType::kF32)});
+    out.config = json;
+    formats::save_model(path("more"), out, true);
+    models::load_model(path("more"), encoder());
+  };
+  loads("qwen3_next", false, "mtp.norm.weight");
+  loads("qwen3_next", false, "model.mtp.norm.weight");
+  loads("qwen3_5", false, "vision_tower.norm.weight");
+  loads("qwen3", true, "lm_head.weight");
+  loads("llama", false, "model.layers.0.self_attn.rotary_emb.inv_freq");
+  const auto refused = [&](const std::string& type, const std::string& more) {
+    expect_error(Errc::kIo, "belongs to no part", [&] { loads(type, false, more); });
+  };
+  refused("llama", "mtp.norm.weight");
+  refused("qwen3_next", "model.layers.0.vision_tower.weight");
+  refused("qwen3", "lm_head.scale");
+}
+
 TEST_P(Models, BrokenDirectories) {
   const models::Model model = small_model(encoder(), "qwen3_next");
   const auto refused = [&](const std::string& says,

@@ -184,14 +184,21 @@ TEST_P(Plans, NormsFrom0) {
   expect_same(compute(from_0), compute(from_1), "none", 1);
 }
 
-// Before and behind each block, in one of each way that there is, against the formula.
+// Norms before and behind each block, and each activation, against the formula.
 TEST_P(Plans, PostNorms) {
   ModelPlan plan = plain_plan();
   plan.layers.resize(1);
+  const std::pair<models::Activation, nn::GateActivation> activations[] = {
+      {models::Activation::kGelu, nn::GateActivation::kGelu},
+      {models::Activation::kGeluTanh, nn::GateActivation::kGeluTanh},
+      {models::Activation::kSilu, nn::GateActivation::kSilu}};
+  std::size_t at = 0;
   for (const models::NormsPlan norms :
        {models::NormsPlan{true, true, true, true}, models::NormsPlan{false, true, false, true},
         models::NormsPlan{true, false, true, true}, models::NormsPlan{false, false, true, false}}) {
     plan.layers[0].norms = norms;
+    const auto [activation, same] = activations[at++ % 3];
+    plan.layers[0].network = models::SwigluPlan{32, activation};
     const Model model = model_of(plan);
     Tape tape(encoder()), other(encoder());
     const Model watched = models::watch(tape, model), again = models::watch(other, model);
@@ -205,7 +212,7 @@ TEST_P(Plans, PostNorms) {
     Tensor y =
         nn::self_attention(other, normed(h, norms.mixer_pre, w.mixer_norm), w.attention, shape);
     h = ops::add(other, h, normed(y, norms.mixer_post, w.mixer_post_norm));
-    y = nn::swiglu_network(other, normed(h, norms.network_pre, w.network_norm), w.mlp);
+    y = nn::swiglu_network(other, normed(h, norms.network_pre, w.network_norm), w.mlp, same);
     h = ops::add(other, h, normed(y, norms.network_post, w.network_post_norm));
     h = ops::rms_norm(other, h, again.weights.norm, plan.eps);
     const Tensor got = models::hidden(tape, watched, tokens);

@@ -13,7 +13,7 @@ Json small_config(const std::string& type) {
       "tie_word_embeddings": false})",
                           "small");
   json.set("model_type", type);
-  if (type == "qwen3") return json;
+  if (type == "qwen3" || type == "llama") return json;
   const Json more = Json::parse(R"({"linear_num_value_heads": 4, "linear_num_key_heads": 2,
       "linear_key_head_dim": 16, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4,
       "full_attention_interval": 2, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,

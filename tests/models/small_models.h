@@ -8,7 +8,7 @@
 
 namespace mlxtape::test {
 
-// "qwen3", "qwen3_next", "qwen3_5", "qwen3_5_moe".
+// "llama", "qwen3", "qwen3_next", "qwen3_5", "qwen3_5_moe".
 formats::Json small_config(const std::string& type);
 models::Model small_model(CommandEncoder& encoder, const std::string& type,
                           DType dtype = DType::kF32, std::uint64_t seed = 1);
