@@ -66,6 +66,7 @@ if(MLXTAPE_WITH_METAL OR MLXTAPE_METAL_EMULATED)
     add_custom_command(OUTPUT ${MLXTAPE_METAL_BIND} VERBATIM DEPENDS ${metal_bind_sources} ${headers}
                        COMMAND ${MLXTAPE_BUILD_CXX} -std=c++20 -O1 -I${CMAKE_SOURCE_DIR}/src ${metal_bind_sources}
                                -o ${MLXTAPE_METAL_BIND})
+    add_custom_target(metal_bind DEPENDS ${MLXTAPE_METAL_BIND})  # without a target there is no rule
   else()
     add_executable(metal_bind ${metal_bind_sources})
     target_include_directories(metal_bind PRIVATE ${CMAKE_SOURCE_DIR}/src)

@@ -88,6 +88,9 @@ case ${1:-} in
     for program in op_tests unit_tests formats_tests; do run "$program" '-Threads.AForkedChild*'; done ;;
   -*) fail "no such argument: $1" ;;
   *)
+    # The emulator of Metal has instructions of its own for each processor.
+    cmake --build --preset arm -j "$jobs" --target metal_emulator_tests metal_emulator_tests_checked
+    for program in metal_emulator_tests metal_emulator_tests_checked; do run $program '-*Death*'; done
     cmake --build --preset arm -j "$jobs" --target kernel_tests
     if [ $# -gt 0 ]; then few=$(printf '%s:' "$@"); fi
     run kernel_tests "$few" ;;
