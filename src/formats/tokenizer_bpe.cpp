@@ -5,6 +5,8 @@
 #include <queue>
 
 #include "formats/utf8.h"
+#include "mlxtape/base/error.h"
+#include "mlxtape/base/quote.h"
 
 namespace mlxtape::formats {
 namespace {
@@ -132,6 +134,9 @@ void Bpe::append_known_and_unknown(std::string_view word, Ids& out) const {
       for (const char b : bytes) out.push_back(bytes_[static_cast<unsigned char>(b)]);
       continue;
     }
+    if (!options.missing.empty())
+      throw Error(Errc::kArgument, "tokenizer: the model has no token for '" + shown(bytes) +
+                                       "', nor its unk_token '" + shown(options.missing) + "'");
     if (options.unknown < 0) continue;
     if (waiting && !options.fuse_unknown) out.push_back(options.unknown);
     waiting = true;

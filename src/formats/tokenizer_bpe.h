@@ -4,6 +4,7 @@
 #include <array>
 #include <bitset>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -16,6 +17,8 @@ struct BpeOptions {
   bool byte_fallback = false;  // a character that is no token becomes its bytes, as tokens <0xNN>
   bool fuse_unknown = false;   // neighbours that are unknown become one
   TokenId unknown = -1;        // -1: what is unknown is left out
+  std::string
+      missing;  // the name of an unknown token that is no token: what is unknown is an error
 };
 
 class Bpe final : public Model {

@@ -138,8 +138,7 @@ std::unique_ptr<Model> read_bpe(JsonReader& reader, Vocabulary& vocabulary) {
   if (merges) read_merges(*merges, vocabulary, bpe->merges);
   if (!unknown.empty()) {
     bpe->options.unknown = vocabulary.find(unknown);
-    if (bpe->options.unknown < 0)
-      reader.fail("unk_token must be a token of the model, got '" + shown(unknown) + "'");
+    if (bpe->options.unknown < 0) bpe->options.missing = unknown;  // most models never need it
   }
   return bpe;
 }

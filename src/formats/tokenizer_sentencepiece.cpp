@@ -108,7 +108,7 @@ Spec read_spec(std::string_view bytes, const std::string& source) {
 
 std::unique_ptr<Model> make_bpe(const Spec& spec, TokenId unknown, const Vocabulary& vocabulary) {
   auto bpe = std::make_unique<Bpe>(vocabulary);
-  bpe->options = {false, spec.byte_fallback, true, unknown};
+  bpe->options = {false, spec.byte_fallback, true, unknown, ""};
   std::vector<std::uint8_t> joins;
   for (const Type type : spec.pieces.types)
     joins.push_back(type == kNormal || type == kUserDefined);

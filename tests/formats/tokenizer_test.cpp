@@ -297,7 +297,6 @@ TEST(Tokenizer, SaysWhatIsWrongInAFile) {
       {"model.merges", R"([["a"]])", "two tokens, got one"},
       {"model.merges", R"([["a", "b", "c"]])", "two tokens, got more"},
       {"model.merges", R"(["a 日"])", "must be of tokens and give a token, got 'a' and '日'"},
-      {"model.unk_token", R"("none")", "unk_token must be a token of the model, got 'none'"},
       {"model.byte_fallback", "1", "true or false"},
       {"model.dropout", "0.1", "dropout must be null or 0, got 0.1"},
       {"model.end_of_word_suffix", R"("</w>")", "end_of_word_suffix is not supported"},
@@ -385,6 +384,28 @@ TEST(Tokenizer, SaysWhatIsWrongInAFile) {
   EXPECT_THROW(Tokenizer::from_json(R"({"model": {"vocab": {"a": 0, "a": 1}, "merges": []}})", "f"),
                Error);
   EXPECT_THROW(Tokenizer::from_file("/no/such/file"), Error);
+}
+
+// As tokenizers: bytes without a token are left out, or become the unknown token; one that is missing is an error then.
+TEST(Tokenizer, BytesWithoutTokens) {
+  Json json = vocabulary("qwen"), model = *json.find("model"), tokens = *model.find("vocab");
+  tokens.erase("q");
+  const auto with = [&](const Json& unknown, bool fused) {
+    model.set("vocab", tokens);
+    model.set("merges", Json::Array{});
+    model.set("unk_token", unknown);
+    model.set("fuse_unk", fused);
+    json.set("model", model);
+    return Tokenizer::from_json(json.dump(), "x");
+  };
+  const TokenId a = *tokenizer("qwen").id_of("a"), b = *tokenizer("qwen").id_of("b");
+  EXPECT_EQ(with(Json(), false).encode("aqqb"), (Ids{a, b}));
+  EXPECT_EQ(with("a", false).encode("bqqb"), (Ids{b, a, a, b}));
+  EXPECT_EQ(with("a", true).encode("bqqb"), (Ids{b, a, b}));
+  EXPECT_EQ(with("a", true).encode("bqq"), (Ids{b, a}));
+  EXPECT_EQ(with("none", false).encode("ab"), (Ids{a, b}));
+  expect_error(Errc::kArgument, "no token for 'q', nor its unk_token 'none'",
+               [&] { with("none", false).encode("aq"); });
 }
 
 TEST(Tokenizer, MergesMayComeBeforeTheTokens) {
