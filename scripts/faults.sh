@@ -211,6 +211,7 @@ prepare() { # name
     filter='*'
     if [ "$1" = formats_text ]; then filter='ChatTemplate*:Regex*:Tokenizer*:StreamDecoder*'; fi
     if [ "$1" = formats_tokenizer ]; then filter='Tokenizer*:StreamDecoder*'; fi
+    if [ "$1" = formats_gguf ]; then filter='Gguf*'; fi
     if [ "$1" = nn ]; then
       filter=$(for file in "$copy"/tests/nn/*_test.cpp; do suites_of "$(basename "$file" _test.cpp)"; done | paste -sd :)-*Wide*  # slow, and see no more
     fi
