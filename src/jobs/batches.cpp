@@ -115,9 +115,10 @@ void Batches::Impl::set(const std::vector<Sample>& samples, const BatchOptions& 
     return first_learned(*sample, options) < tokens_of(*sample, options) - 1;
   };
   if (std::none_of(order.begin(), order.end(), learns)) {
-    throw Error(Errc::kArgument,
-                "batches: a sample must have tokens that the loss counts, got samples whose first " +
-                    std::to_string(options.max_tokens) + " tokens are all prompt");
+    throw Error(
+        Errc::kArgument,
+        "batches: a sample must have tokens that the loss counts, got samples whose first " +
+            std::to_string(options.max_tokens) + " tokens are all prompt");
   }
 }
 

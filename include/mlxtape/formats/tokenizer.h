@@ -40,7 +40,8 @@ class Tokenizer {
   static Tokenizer from_json(std::string_view json, const std::string& source);
   // Any of these files, by what it begins with; JSON in a file named tekken* is Mistral's.
   static Tokenizer from_file(const std::string& path);
-  static Tokenizer from_bytes(std::string_view bytes, const std::string& name);  // of a file that was read
+  static Tokenizer from_bytes(std::string_view bytes,
+                              const std::string& name);  // of a file that was read
   // A model's folder: tokenizer.json, else tekken.json, tokenizer.model, tiktoken.model or qwen.tiktoken; and, where they
   // are, tokenizer_config.json (bos, eos, pad, chat template), chat_template.jinja (before the one in the config), and
   // for eos ids generation_config.json, else config.json, else that of tokenizer_config.json.

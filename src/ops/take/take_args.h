@@ -21,7 +21,8 @@ struct TakeArgs {
 static_assert(sizeof(TakeArgs) == 56, "host and device must agree");
 
 MT_CONSTANT int kTakeMostAxes = 8;
-MT_CONSTANT int64_t kTakeNowhere = -9223372036854775807 - 1;  // outside, also once a length was added
+MT_CONSTANT int64_t kTakeNowhere =
+    -9223372036854775807 - 1;  // outside, also once a length was added
 
 struct TakePlacesArgs {
   int64_t count;  // of each tensor
