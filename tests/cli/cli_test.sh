@@ -299,8 +299,8 @@ for command in "inspect" "generate $on -p 1 --model" "chat $on --model" "convert
   same "$("$program" $command "$folder/broken" 2>&1 >/dev/null </dev/null | wc -l)" 1 "lines of the error of $command"
 done
 cp "$model/model.safetensors" "$folder/broken"
-echo '{"model_type": "llama"}' >"$folder/broken/config.json"
-expect 1 'models of type "llama" are not supported' inspect "$folder/broken"
+echo '{"model_type": "gpt_oss"}' >"$folder/broken/config.json"
+expect 1 'models of type "gpt_oss" are not supported' inspect "$folder/broken"
 echo '{' >"$folder/broken/config.json"
 expect 1 "config.json" inspect "$folder/broken"
 cp "$model/config.json" "$folder/broken"
