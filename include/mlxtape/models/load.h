@@ -34,8 +34,8 @@ Model load_model(const std::string& directory, CommandEncoder& encoder,
 Model load_shapes(const std::string& directory);
 
 struct SaveOptions {
-  std::string
-      files_from;  // a directory whose tokenizer and other small files are copied; empty: none
+  // A directory whose tokenizer and other small files are copied; empty: none.
+  std::string files_from = {};
   bool replace = false;  // overwrite an existing directory, once the new one is complete
   std::size_t shard_bytes = std::size_t{5} << 30U;
 };

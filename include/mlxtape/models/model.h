@@ -127,8 +127,8 @@ Model watch(Tape& tape, const Model& model,
 
 struct HiddenOptions {
   bool checkpoint = false;  // activation checkpointing: recompute layers in the backward pass
-  std::function<void(std::int64_t layer, const Tensor& h)>
-      seen;  // called with the output of each layer
+  // Called with the output of each layer.
+  std::function<void(std::int64_t layer, const Tensor& h)> seen = {};
   // Called for layers with experts with the number of tokens per expert: [experts] u32. Not with checkpoint: kArgument.
   std::function<void(std::int64_t layer, const Tensor& counts)> routed = {};
   // Replaces a layer's weights, called when it runs and, with checkpoint, again in the backward pass: weights that are
