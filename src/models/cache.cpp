@@ -93,9 +93,8 @@ void expect_trim(const Cache& cache, std::int64_t from, std::int64_t to) {
   std::visit(
       [&](const auto& kind) {
         if (kind.can_trim(from, to)) return;
-        throw Error(Errc::kArgument, "state: " + kind.why_not() +
-                                         ": take a snapshot where you may want to come back to, "
-                                         "and restore it");
+        throw Error(Errc::kArgument,
+                    "state: " + kind.why_not() + ": take a snapshot to return to, and restore it");
       },
       cache);
 }

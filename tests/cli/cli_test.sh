@@ -135,7 +135,7 @@ expect 0 '"state_bytes": 2816' inspect "$model" --json --context 8
 expect 0 "model.layers.1.self_attn.q_proj.scales" inspect "$model" --tensors
 expect 1 "no such directory" inspect "$folder/nowhere"
 expect 1 "has no config.json" inspect "$folder"
-expect 1 "got a file" inspect "$0"
+expect 1 "got another file" inspect "$0"
 expect 2 "DIR is required" inspect
 expect 2 "--context" inspect "$model" --context 0
 

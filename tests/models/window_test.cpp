@@ -150,7 +150,7 @@ TEST_P(Windows, ForgetUntilTheyAreFull) {
   models::read_on(encoder(), model, whole, 0, {tokens.data(), 2});
   expect_alike(values(models::prefill(encoder(), model, ring, 0, tokens, 9)),
                values(models::prefill(encoder(), model, whole, 0, tokens, 9)));
-  expect_error(Errc::kArgument, "a window keeps its last tokens alone",
+  expect_error(Errc::kArgument, "a window keeps only its last tokens",
                [&] { ring.trim(encoder(), 0, 21); });
   ring.trim(encoder(), 0, 22);
   ring.trim(encoder(), 0, 0);

@@ -66,7 +66,7 @@ struct WindowCache {
   // Until something has been overwritten.
   bool can_trim(std::int64_t from, std::int64_t) const { return from < window; }
   static std::string why_not() {
-    return "a window keeps its last tokens alone, so that none can be forgotten once it is full";
+    return "a window keeps only its last tokens and cannot drop single tokens once it is full";
   }
   void clear(CommandEncoder&) const {}
   void grow(CommandEncoder& encoder, std::int64_t used, std::int64_t capacity, RingPlaces& places);
@@ -88,7 +88,7 @@ struct DeltaCache {
   }
   bool forgets() const { return false; }
   bool can_trim(std::int64_t, std::int64_t) const { return false; }
-  static std::string why_not() { return "a delta net cannot forget single tokens"; }
+  static std::string why_not() { return "a delta net cannot drop single tokens"; }
   void clear(CommandEncoder& encoder) const;
   void grow(CommandEncoder&, std::int64_t, std::int64_t, RingPlaces&) {}
   static Tensor used(const Tensor& t, std::int64_t) { return t; }
