@@ -9,7 +9,7 @@
 # tests/faults/<op>.faults runs that op's tests (op_tests), core.faults runs unit_tests, nn.faults those of the
 # blocks, formats*.faults run formats_tests, models.faults model_tests, train.faults those of data and
 # training, distil.faults those of evaluation, distillation and dynamic quantisation, tasks.faults those of the tasks,
-# metal.faults metal_tests. So do faults in .metal files and in src/backends/metal, for the op's tests on the emulated device.
+# metal.faults metal_tests, metal_emulator.faults the checked ones of the emulator. So do faults in .metal files and in src/backends/metal, for the op's tests on the emulated device.
 # In these files
 #
 #   file   src/ops/x/x.cpu.cpp     of the faults that follow
@@ -189,7 +189,7 @@ suites_of() { # name
 
 # Metal's kernels and what launches them have a program of their own.
 is_of_metal() { # file
-  [[ $1 == *.metal || $1 == src/backends/metal/* ]]
+  [[ $1 != src/backends/metal/emulator/* ]] && [[ $1 == *.metal || $1 == src/backends/metal/* ]]
 }
 # "a*:*/a*" on the emulated device: "*/a*/metal".
 on_metal() { # filter
@@ -221,6 +221,8 @@ prepare() { # name
     if [[ $1 == formats* ]]; then program=formats_tests ops=dropout; fi  # files know no op; the library must have one
   elif [ "$1" = metal ]; then
     program=metal_tests filter=metal ops=softmax
+  elif [ "$1" = metal_emulator ]; then
+    program=metal_emulator_tests_checked flags= filter='*' ops=dropout
   else
     filter=$(suites_of "$1")
     ops=$(with_callees "$1")
@@ -229,6 +231,7 @@ prepare() { # name
   programs=$(while IFS=$'\037' read -r file _; do
     if is_of_metal "$file"; then echo metal_tests; else echo $program; fi
   done <"$work/$1.list" | sort -u)
+  if [ "$1" = metal_emulator ]; then metal=AUTO; fi
   if [[ $programs == *metal_tests* ]]; then  # whose tests of encoders use these two
     metal=AUTO
     ops=$(printf '%s\nsoftmax\nrms_norm\n' "$ops" | sort -u)
