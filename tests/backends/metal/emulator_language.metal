@@ -161,3 +161,13 @@ kernel void functions(device const float* x [[buffer(0)]], device float* y [[buf
   y[5 * n + i] = 1.0f / x[i];
   y[6 * n + i] = sqrt(abs(x[i]));
 }
+
+// Who came when: before a barrier, after it, and after a sum of the simdgroup.
+kernel void arrivals(device atomic_uint* clock [[buffer(0)]], device uint* y [[buffer(1)]],
+                     uint i [[thread_position_in_grid]], uint n [[threads_per_grid]]) {
+  y[i] = atomic_fetch_add_explicit(clock, 1, memory_order_relaxed);
+  threadgroup_barrier(mem_flags::mem_device);
+  y[n + i] = atomic_fetch_add_explicit(clock, 1, memory_order_relaxed);
+  const uint all = simd_sum(1u);
+  y[2 * n + i] = atomic_fetch_add_explicit(clock, 1, memory_order_relaxed) + all;
+}

@@ -2,6 +2,7 @@
 // compiled as they are, another one checked.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -354,6 +355,37 @@ TEST(EmulatorNoise, DenormalsAreFlushedWithASeed) {
     volatile float tiny = 1e-39F;
     EXPECT_NE(tiny * 2, 0) << "the host's mode is as it was";
   }
+}
+
+// Threads before a barrier, behind it and behind a sum, and threadgroups: in order without a seed, else not.
+TEST(EmulatorOrders, AreDrawnFromTheSeed) {
+  constexpr std::size_t kThreads = 64, kGroups = 8, n = kThreads * kGroups;
+  std::vector<std::vector<std::uint32_t>> seen;
+  for (const std::uint64_t seed : {0, 1, 2, 1}) {
+    set_workers(1);
+    Memory<std::uint32_t> clock(1), y(3 * n);
+    ASSERT_EQ(
+        Launch("arrivals").buffer(0, clock).buffer(1, y).seed(seed).run(kGroups, kThreads).fault,
+        "");
+    set_workers(0);
+    seen.push_back(y.values());
+    std::size_t groups_early = 0;
+    for (std::size_t part = 0; part < 3; ++part) {
+      std::size_t in_place = 0;
+      for (std::size_t i = 0; i < n; ++i) {
+        const std::uint32_t first =
+            *std::min_element(&y[part * n + i / kThreads * kThreads],
+                              &y[part * n + i / kThreads * kThreads] + kThreads);
+        in_place += y[part * n + i] - first == i % kThreads ? 1 : 0;
+        groups_early += first < i / kThreads * kThreads * 3 ? 1 : 0;
+      }
+      // Without a seed the last at a barrier goes first behind it, and all others one later.
+      EXPECT_EQ(in_place > n / 2, seed == 0 && part == 0) << "seed " << seed << ", part " << part;
+    }
+    EXPECT_EQ(groups_early > 0, seed != 0);
+  }
+  EXPECT_EQ(seen[1], seen[3]);
+  EXPECT_NE(seen[1], seen[2]);
 }
 
 TEST(EmulatorWorkers, GiveTheSameBits) {
