@@ -7,8 +7,9 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <mutex>
 #include <new>
-#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,17 @@ struct Checker {
   std::vector<Cell> threadgroup_cells;
 };
 constexpr std::size_t kLaunchesKept = 4096;
+
+struct Shadows {
+  std::mutex mutex;
+  std::set<Shadow*> all;
+  std::size_t reached =
+      0;  // bytes of cells that launches came to since the last time they were given back
+};
+Shadows& shadows() {
+  static auto* shadows = new Shadows;  // blocks may outlive what is destroyed at exit
+  return *shadows;
+}
 
 Checker& checker() {
   static Checker checker;
@@ -243,6 +255,26 @@ bool touch(const Extent& e, const char* p, std::size_t bytes, bool write, bool a
   return true;
 }
 
+void add_extent(Checker& c, Block& block, std::size_t begin, std::size_t end, int index,
+                bool is_written) {
+  if (block.shadow == nullptr) block.shadow = std::make_unique<Shadow>(block.bytes);
+  c.extents.push_back(
+      {block.base + begin, block.base + end, block.shadow->cells() + begin, index, is_written});
+  Shadows& s = shadows();
+  const std::lock_guard lock(s.mutex);
+  s.reached += (end - begin) * sizeof(Cell);
+}
+
+// The resident block that p lies in, once a kernel comes to it.
+bool add_resident(Checker& c, const char* p) {
+  for (const Resident& r : c.dispatch->residents) {
+    if (p < r.block->base || p >= r.block->base + r.block->bytes) continue;
+    add_extent(c, *r.block, 0, r.block->bytes, -1, r.is_written);
+    return true;
+  }
+  return false;
+}
+
 // Constants of the program may be read. Nothing else that is not the kernel's may be touched.
 [[noreturn]] void refuse_address(const char* p, std::size_t bytes, bool write) {
   const char* does = write ? "writes" : "reads";
@@ -252,6 +284,8 @@ bool touch(const Extent& e, const char* p, std::size_t bytes, bool write, bool a
   }
   refuse(does, "out of bounds: " + where_is(p));
 }
+
+}  // namespace
 
 void check(const void* address, std::size_t bytes, bool write, bool atomic) {
   if (running == nullptr || self == nullptr) return;
@@ -272,21 +306,41 @@ void check(const void* address, std::size_t bytes, bool write, bool atomic) {
     }
   }
   if (!write && p >= &__executable_start && p + bytes <= &_end) return;
+  if (add_resident(c, p) && touch(c.extents.back(), p, bytes, write, atomic)) return;
   refuse_address(p, bytes, write);
 }
-
-}  // namespace
 
 // ---- what is checked ----
 
 Shadow::Shadow(std::size_t bytes) : bytes_(bytes) {
+  Shadows& s = shadows();
+  const std::lock_guard lock(s.mutex);
+  s.all.insert(this);
   void* memory = mmap(nullptr, std::max<std::size_t>(bytes, 1) * sizeof(Cell),
                       PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   cells_ = static_cast<Cell*>(memory);
 }
 
-Shadow::~Shadow() { munmap(cells_, std::max<std::size_t>(bytes_, 1) * sizeof(Cell)); }
+Shadow::~Shadow() {
+  Shadows& s = shadows();
+  const std::lock_guard lock(s.mutex);
+  s.all.erase(this);
+  munmap(cells_, std::max<std::size_t>(bytes_, 1) * sizeof(Cell));
+}
+
+void Shadow::clear() {
+  madvise(cells_, std::max<std::size_t>(bytes_, 1) * sizeof(Cell), MADV_DONTNEED);
+}
+
+void forget_launches() {
+  constexpr std::size_t kMuch = std::size_t{256} << 20;
+  Shadows& s = shadows();
+  const std::lock_guard lock(s.mutex);
+  if (s.reached < kMuch) return;
+  s.reached = 0;
+  for (Shadow* shadow : s.all) shadow->clear();
+}
 
 CheckedLaunch::CheckedLaunch(const Dispatch& d, Counters& counters) {
   Checker& c = checker();
@@ -296,12 +350,6 @@ CheckedLaunch::CheckedLaunch(const Dispatch& d, Counters& counters) {
   c.extents.clear();
   c.last_extent = 0;
   c.threadgroup_cells.resize(kThreadgroupBytes * 2);
-  const auto add = [&](Block& block, std::size_t begin, std::size_t end, int index,
-                       bool is_written) {
-    if (block.shadow == nullptr) block.shadow = std::make_unique<Shadow>(block.bytes);
-    c.extents.push_back(
-        {block.base + begin, block.base + end, block.shadow->cells() + begin, index, is_written});
-  };
   for (unsigned i = 0; i < d.kernel->parameter_count; ++i) {
     const Parameter& p = d.kernel->parameters[i];
     if (p.slot.kind != Kind::kBuffer) continue;
@@ -310,11 +358,9 @@ CheckedLaunch::CheckedLaunch(const Dispatch& d, Counters& counters) {
       c.extents.push_back(
           {b.bytes->data(), b.bytes->data() + b.bytes->size(), nullptr, p.slot.index, false});
     } else if (b.block != nullptr) {
-      add(*b.block, b.begin, b.end, p.slot.index, p.is_written);
+      add_extent(c, *b.block, b.begin, b.end, p.slot.index, p.is_written);
     }
   }
-  for (const Resident& r : d.residents) add(*r.block, 0, r.block->bytes, -1, r.is_written);
-
   c.first_run = c.next_run;
   c.runs = d.groups.x * d.groups.y * d.groups.z;
   c.next_run += c.runs;
@@ -337,49 +383,3 @@ CheckedLaunch::~CheckedLaunch() {
 void check_atomic(const void* address, std::size_t bytes) { check(address, bytes, true, true); }
 
 }  // namespace mlxtape::emulator
-
-// ---- what instrumented code calls ----
-
-using mlxtape::emulator::check;
-extern "C" {
-#define MLXTAPE_ACCESS(bytes)                                                   \
-  void __tsan_read##bytes(void* p) { check(p, bytes, false, false); }           \
-  void __tsan_write##bytes(void* p) { check(p, bytes, true, false); }           \
-  void __tsan_unaligned_read##bytes(void* p) { check(p, bytes, false, false); } \
-  void __tsan_unaligned_write##bytes(void* p) { check(p, bytes, true, false); } \
-  void __tsan_volatile_read##bytes(void* p) { check(p, bytes, false, false); }  \
-  void __tsan_volatile_write##bytes(void* p) { check(p, bytes, true, false); }  \
-  void __tsan_read_write##bytes(void* p) {                                      \
-    check(p, bytes, false, false);                                              \
-    check(p, bytes, true, false);                                               \
-  }                                                                             \
-  void __tsan_unaligned_read_write##bytes(void* p) {                            \
-    check(p, bytes, false, false);                                              \
-    check(p, bytes, true, false);                                               \
-  }
-MLXTAPE_ACCESS(1)
-MLXTAPE_ACCESS(2)
-MLXTAPE_ACCESS(4)
-MLXTAPE_ACCESS(8)
-MLXTAPE_ACCESS(16)
-#undef MLXTAPE_ACCESS
-void __tsan_read_range(void* p, std::size_t bytes) { check(p, bytes, false, false); }
-void __tsan_write_range(void* p, std::size_t bytes) { check(p, bytes, true, false); }
-void* __tsan_memcpy(void* to, const void* from, std::size_t bytes) {
-  check(from, bytes, false, false);
-  check(to, bytes, true, false);
-  return std::memcpy(to, from, bytes);
-}
-void* __tsan_memmove(void* to, const void* from, std::size_t bytes) {
-  check(from, bytes, false, false);
-  check(to, bytes, true, false);
-  return std::memmove(to, from, bytes);
-}
-void* __tsan_memset(void* to, int value, std::size_t bytes) {
-  check(to, bytes, true, false);
-  return std::memset(to, value, bytes);
-}
-void __tsan_init() {}
-void __tsan_func_entry(void*) {}
-void __tsan_func_exit() {}
-}

@@ -32,11 +32,19 @@ class Shadow {
   Shadow(const Shadow&) = delete;
   Shadow& operator=(const Shadow&) = delete;
   Cell* cells() { return cells_; }
+  void clear();  // as if nobody had touched anything
 
  private:
   Cell* cells_;
   std::size_t bytes_;
 };
+
+// Looks at one access of the kernel that runs on this thread; does not return if it is refused.
+void check(const void* address, std::size_t bytes, bool write, bool atomic);
+
+// No launch that has run can still disturb one to come: what cells say is of no use any more. Gives their memory back once
+// there is much of it.
+void forget_launches();
 
 // "buffer(0) at byte 256 of 256": of an address that a checked kernel touches.
 std::string where_is(const void* address);

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "backends/metal/emulator/check.h"
 #include "backends/metal/emulator/control.h"
 #include "backends/metal/emulator/metal_objects.h"
 
@@ -315,6 +316,7 @@ void wait_until_completed(CommandBuffer& commands) {
   if (run_up_to(s, commands.number)) {  // the host knows that all have ended
     s.over = s.encoders;
     s.ancestors.clear();
+    forget_launches();
   }
   while (commands.status.load() < CommandBuffer::kCompleted) {
     lock.unlock();
