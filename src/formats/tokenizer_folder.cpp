@@ -1,4 +1,5 @@
 // A model's folder: which file its tokens are in, and what the configs beside it say.
+#include <algorithm>
 #include <filesystem>
 #include <utility>
 
@@ -29,6 +30,40 @@ const Json* default_template(const Json& list, const std::string& path) {
     if (name->string() == "default") chosen = text;
   }
   return chosen;
+}
+
+// A token that the config gives a role is special.
+bool has_role(const Json& config, const std::string& token) {
+  const auto is_it = [&](const Json& value) {
+    const Json* content = value.find("content");
+    const Json& text = content != nullptr ? *content : value;
+    return text.is_string() && text.string() == token;
+  };
+  for (const char* key : {"bos_token", "eos_token", "pad_token", "unk_token", "sep_token",
+                          "cls_token", "mask_token"}) {
+    const Json* value = config.find(key);
+    if (value != nullptr && is_it(*value)) return true;
+  }
+  const Json* more = config.find("additional_special_tokens");
+  return more != nullptr && more->is_array() &&
+         std::any_of(more->array().begin(), more->array().end(), is_it);
+}
+
+// Older folders have tokens that were added in a file of their own: {"text": id}.
+Json with_added_tokens(Json config, const std::string& path) {
+  constexpr const char* kAdded = "added_tokens_decoder";
+  std::error_code unseen;
+  if (config.find(kAdded) != nullptr || !std::filesystem::exists(path, unseen)) return config;
+  const Json file = Json::read_file(path, "tokenizer");
+  Json::Object tokens;
+  for (const auto& [text, id] : file.object()) {
+    tokens.emplace_back(
+        std::to_string(id.integer()),
+        Json(Json::Object{{"content", Json(text)}, {"special", Json(has_role(config, text))}}));
+  }
+  if (config.is_null()) config = Json::Object{};
+  config.set(kAdded, Json(std::move(tokens)));
+  return config;
 }
 
 }  // namespace
@@ -118,7 +153,8 @@ Tokenizer Tokenizer::from_directory(const std::string& directory) {
   auto parts = std::make_shared<Parts>();
   const std::string found = file_in(directory),
                     tokens = found.empty() ? path(kTokenizerJson) : found;
-  parts->read_bytes(read_whole(tokens, "tokenizer"), config, tokens);
+  parts->read_bytes(read_whole(tokens, "tokenizer"),
+                    with_added_tokens(config, path("added_tokens.json")), tokens);
   if (has_config) parts->read_config(config, config_path);
   if (const std::string file = path("chat_template.jinja"); std::filesystem::exists(file))
     parts->read_template(read_whole(file, "tokenizer"), file);

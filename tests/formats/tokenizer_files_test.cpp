@@ -394,6 +394,19 @@ TEST_F(TokenizerFiles, FoldersWithoutTokenizerJson) {
             std::string::npos);
   EXPECT_NE(refused_config(R"({"bos_token": "nope"})").find("bos_token of tokenizer_config.json"),
             std::string::npos);
+  // Without the config's own list.
+  put(path("tokenizer_config.json"), R"({"pad_token": {"content": "<pad>"}})");
+  put(path("added_tokens.json"), R"({"<pad>": 520, "<tool>": 521})");
+  const Tokenizer older = Tokenizer::from_directory(folder);
+  EXPECT_EQ(older.encode("<tool><pad>", false), (Ids{521, 520}));
+  EXPECT_EQ(older.pad_id(), 520);
+  EXPECT_TRUE(older.is_special(520));
+  EXPECT_FALSE(older.is_special(521));
+  put(path("added_tokens.json"), R"({"<pad>": -1})");
+  EXPECT_NE(refused_config("{}").find("a key of added_tokens_decoder must be an id, got '-1'"),
+            std::string::npos);
+  std::filesystem::remove(path("added_tokens.json"));
+  EXPECT_EQ(Tokenizer::file_in(folder), path("tokenizer.model"));
   // tokenizer.json, where there is one, comes first.
   put(path("tokenizer.json"), "{}");
   EXPECT_NE(refused_config("{}").find("tokenizer.json: byte 2: there must be a model"),
