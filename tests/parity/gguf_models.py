@@ -220,7 +220,7 @@ def main():
         tokens = [int(t) for t in np.random.default_rng(seed).integers(0, 256, 24)]
         values = logprobs(path, tokens, ROWS)
         case = {"tokens": tokens, "logprobs": values, "tolerance": TOLERANCE.get(kind, 0.4)}
-        (output / (name + ".json")).write_text(json.dumps(case))
+        (output / (name + ".json")).write_text(json.dumps(case) + "\n")
         print("%-16s largest %.3f" % (name, max(values)), flush=True)
 
 
