@@ -17,6 +17,11 @@ std::string message_of(int code) {
   return reinterpret_cast<const char*>(text);
 }
 
+// What belongs to words, in sets. To Oniguruma these six numbers do, and joiners do not.
+constexpr const char* kOnigurumaWord =
+    R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{B2}\x{B3}\x{B9}\x{BC}\x{BD}\x{BE})";
+constexpr const char* kRustWord = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control})";
+
 // Tokenizers were made with Oniguruma or Rust's libraries; what says something else to PCRE2 is put in its words.
 class Translation {
  public:
@@ -28,7 +33,8 @@ class Translation {
     while (at_ < in_.size()) {
       const char c = in_[at_];
       if (const std::size_t length = interval(); length > 0) {
-        out += in_.substr(at_, length);
+        const bool from_none = in_[at_ + 1] == ',';  // {,2}
+        out += from_none ? "{0" + in_.substr(at_ + 1, length - 1) : in_.substr(at_, length);
         at_ += length;
         repeat_interval(out, last);
         continue;
@@ -39,7 +45,7 @@ class Translation {
         last = groups.back(), groups.pop_back();
       else if (c != '*' && c != '+' && c != '?')
         last = begin;
-      out += c == '[' ? set() : letter();
+      out += c == '[' ? set() : letter(false);
     }
     return out;
   }
@@ -63,12 +69,18 @@ class Translation {
 
   // To Oniguruma white space is Unicode's property of that name; PCRE2's \s has U+180E too, which is no space any more.
   // A script's name means its own characters, not those that others share with it.
-  std::string letter() {
+  std::string letter(bool in_set) {
     const char c = in_[at_++];
     if (c != '\\' || at_ == in_.size()) return {c};
     const char next = in_[at_++];
     if (next == 's') return "\\p{White_Space}";
     if (next == 'S') return "\\P{White_Space}";
+    const std::string word = flavor_ == Regex::Flavor::kRust ? kRustWord : kOnigurumaWord;
+    if (next == 'w') return in_set ? word : "[" + word + "]";
+    if (next == 'W' && !in_set) return "[^" + word + "]";
+    // Letters of numbers to Oniguruma, spaces to PCRE2.
+    if (next == 'W' || next == 'h' || next == 'H')
+      refuse(at_ - 2, "\\W in a set, \\h and \\H are not supported");
     std::string out = {c, next};
     if (at_ == in_.size() || in_[at_] != '{' ||
         std::string_view("pPxNkgo").find(next) == std::string_view::npos)
@@ -102,13 +114,22 @@ class Translation {
         out += in_.substr(at_, end + 2 - at_);
         at_ = end + 2;
       } else if (in_[at_] == '[') {
-        refuse(begin, "a set in a set is not supported");
+        out += inner(begin);
       } else {
-        out += letter();
+        out += letter(true);
       }
     }
     if (at_ < in_.size()) out += in_[at_++];
     return out;
+  }
+  // What a set in a set adds to it: [a[bc]] is [abc].
+  std::string inner(std::size_t begin) {
+    if (++depth_ > 1) refuse(begin, "a set in a set in a set is not supported");
+    const std::string out = set();
+    --depth_;
+    if (out.size() < 3 || out[1] == '^' || out[1] == ']' || out[0] != '[' || out.back() != ']')
+      refuse(begin, "this set in a set is not supported");
+    return out.substr(1, out.size() - 2);
   }
   std::string both(const std::string& first, std::size_t begin) {
     at_ += 2;

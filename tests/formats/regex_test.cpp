@@ -67,6 +67,13 @@ TEST(Regex, SaysWhatOnigurumaSays) {
       {R"([\p{L}&&[^\p{Han}]]+)", "ab漢c", "ab|c", nullptr},
       {R"([\p{L}&&[a-c]]{2}|d)", "abxcd", "ab|d", nullptr},
       {R"([[:alpha:]]+)", "ab1", "ab", nullptr},
+      // Words: letters, marks, digits and what connects them; some numbers to one, joiners to the other.
+      {R"(\w+)", "a²①ⓐ_‿e\u0301\u200cx!", "a²|ⓐ_‿e\u0301|x", "a|ⓐ_‿e\u0301\u200cx"},
+      {R"([^\w\s]+)", "a!? b", "!?", nullptr},
+      {R"(\W)", "a! ", "!| ", nullptr},
+      {R"( ?[^(\s|[.,!])]+)", "abc de.f(g|h) x", "abc| de|f|g|h| x", nullptr},
+      {R"([[a-c]x]+)", "abxd", "abx", nullptr},
+      {R"(a{,2}b)", "aaab", "aab", nullptr},
       {R"([]a]+)", "a]b", "a]", nullptr},
       {R"(\x{61}+)", "aab", "aa", nullptr},
   };
@@ -81,7 +88,10 @@ TEST(Regex, SaysWhatOnigurumaSays) {
     EXPECT_EQ(got(F::kRust), row.to_rust != nullptr ? row.to_rust : row.matches) << row.pattern;
   }
   const std::pair<const char*, const char*> refused[] = {
-      {"[a[b]]", "a set in a set is not supported"},
+      {"[a[^b]]", "this set in a set is not supported"},
+      {"[a[b[c]]]", "a set in a set in a set is not supported"},
+      {"[\\W]", "are not supported"},
+      {"\\h", "are not supported"},
       {"[a&&b]", "&& must be followed by a set"},
       {"[^a&&[b]]", "this use of && is not supported"},
       {"[a&&[b&&[c]]]", "this use of && is not supported"},
