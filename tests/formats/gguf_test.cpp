@@ -132,6 +132,15 @@ TEST(Gguf, SaysWhichPartsAreMissingOrWrong) {
             "1");
   bring("split-00003-of-00003.gguf", "m-00003-of-00003.gguf");
   EXPECT_EQ(opened("m-00001-of-00003.gguf"), "no error");
+  Raw first = good();
+  first.key("split.no", 2, raw<std::uint16_t>(0)).key("split.count", 2, raw<std::uint16_t>(2));
+  first.key("split.tensors.count", 5, raw(3));
+  Raw second;
+  second.key("split.no", 2, raw<std::uint16_t>(1));
+  put(folder / "n-00001-of-00002.gguf", first.file());
+  put(folder / "n-00002-of-00002.gguf", second.file());
+  EXPECT_EQ(opened("n-00001-of-00002.gguf"),
+            "gguf: n-00001-of-00002.gguf: its parts must hold 3 tensors, got 2");
   bring("split-00001-of-00003.gguf", "one.gguf");
   EXPECT_EQ(opened("one.gguf"),
             "gguf: one.gguf: is one of 3 parts, and its name must say so: "

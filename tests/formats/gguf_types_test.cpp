@@ -14,6 +14,8 @@
 namespace mlxtape::formats {
 namespace {
 
+using namespace std::string_literals;
+
 const GgufFile& golden() {
   static const GgufFile file(std::string(MLXTAPE_GOLDEN) + "/types.gguf");
   return file;
@@ -104,6 +106,36 @@ TEST(GgufTypes, NumbersArePackedAsThePythonPackageDoes) {
     EXPECT_EQ(std::memcmp(packed.data(), golden().bytes(want).data(), want.bytes), 0) << name;
   }
   EXPECT_FALSE(can_quantize(GgufType::kQ4K));
+}
+
+std::string packed_of(GgufType type, const std::vector<float>& numbers) {
+  std::string blocks(static_cast<std::size_t>(info_of(type).bytes), '\0');
+  quantize(type, numbers, std::as_writable_bytes(std::span(blocks)));
+  return blocks;
+}
+
+TEST(GgufTypes, TiesGoAwayFromZeroAndToTheFirst) {
+  std::vector<float> numbers(32, 0.5F);
+  numbers[0] = 127;  // the scale is 1
+  numbers[1] = -2.5F;
+  const std::string q80 = packed_of(GgufType::kQ80, numbers);
+  EXPECT_EQ(q80[3], -3);
+  EXPECT_EQ(q80[4], 1);
+  // Of two numbers of the same size the first has the code 0: the scale has its sign turned around.
+  numbers.assign(32, 0);
+  numbers[5] = 1;
+  numbers[9] = -1;
+  EXPECT_EQ(packed_of(GgufType::kQ40, numbers).substr(0, 2), "\x00\xb0"s);  // -1/8 in f16
+}
+
+TEST(GgufTypes, WhatWouldBeNanAsAScaleIsZero) {
+  std::vector<std::byte> block(36, std::byte{0x22});
+  block[1] = std::byte{0x7F};
+  std::vector<float> numbers(64);
+  dequantize(GgufType::kNvfp4, block, numbers);
+  EXPECT_NE(numbers[0], 0);
+  EXPECT_EQ(numbers[16], 0);
+  EXPECT_NE(numbers[32], 0);
 }
 
 TEST(GgufTypes, WhatIsNoNumberIsPackedWithinItsBlock) {
