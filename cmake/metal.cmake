@@ -157,10 +157,13 @@ else()
                             "SHELL:-mllvm -tsan-instrument-read-before-write=1")
 endif()
 
-# mlxtape_metal_kernels(<name> [CHECKED] <file.metal>...): an object library, the kernels as C++ for the emulator. A program is
+# mlxtape_metal_kernels(<name> [CHECKED|COUNTED] <file.metal>...): an object library, the kernels as C++ for the emulator. A program is
 # linked with one such library and with mlxtape_metal_emulator.
 function(mlxtape_metal_kernels name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "CHECKED" "" "")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "CHECKED;COUNTED" "" "")
+  if(arg_COUNTED)  # checked, and its arithmetic counted
+    set(arg_CHECKED ON)
+  endif()
   set(sources "")
   set(declared "")
   set(rows "")
@@ -198,9 +201,14 @@ ${rows}  };
 }
 }  // namespace mlxtape::emulator
 ")
-  add_library(${name} OBJECT ${sources} ${list})
+  set(excluded "")
+  if(arg_COUNTED)
+    set(excluded EXCLUDE_FROM_ALL)
+  endif()
+  add_library(${name} OBJECT ${excluded} ${sources} ${list})
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/src)
   target_link_libraries(${name} PRIVATE mlxtape_plain_flags)
   target_compile_options(${name} PRIVATE ${metal_kernel_options} $<$<BOOL:${arg_CHECKED}>:${metal_checked_options}>)
+  target_compile_definitions(${name} PRIVATE $<$<BOOL:${arg_COUNTED}>:MLXTAPE_COUNTED_KERNELS>)
   set_source_files_properties(${list} PROPERTIES COMPILE_OPTIONS -fno-sanitize=all)
 endfunction()

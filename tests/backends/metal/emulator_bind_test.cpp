@@ -108,7 +108,8 @@ bool has(const std::string& text, const std::string& part) {
 
 TEST(MetalBind, RewritesOnlyWhatDiffers) {
   EXPECT_TRUE(has(bound(in_kernel("x[0] = 1.5 + 2.f + 3 + 4e-3 + 0x1p-2 + 0x1e + 5.0h + 6bf;")),
-                  "x[0] = 1.5f + 2.f + 3 + 4e-3f + 0x1p-2f + 0x1e + half(5.0f) + bfloat(6f);"));
+                  "x[0] = float(1.5f) + float(2.f) + 3 + float(4e-3f) + float(0x1p-2f) + 0x1e + "
+                  "half(5.0f) + bfloat(6f);"));
   EXPECT_TRUE(has(bound(in_kernel("b.zx = a.xyz.xy; s.xylo = 1;")),
                   "b.template places<2, 0>() = a.template swizzle<0, 1, 2>().template swizzle<0, "
                   "1>(); s.xylo = 1;"));

@@ -8,6 +8,11 @@ namespace mlxtape::emulator::test {
 namespace {
 
 constexpr std::uint64_t kSeeds[] = {0, 1, 2};
+#ifdef MLXTAPE_COUNTED_KERNELS
+constexpr bool kIsCounted = true;
+#else
+constexpr bool kIsCounted = false;
+#endif
 
 // What launches need that is not alike in all: two buffers of 256 floats, the second one a part of the first or not.
 struct Row {
@@ -214,7 +219,7 @@ TEST(FaultsOfMemoryDeathTest, SayWhoTheyAre) {
 // What a launch read and wrote, by the byte.
 TEST(CountersOfBytes, AreExact) {
   if (!find_kernel("norm_backward_f32")->is_checked) GTEST_SKIP() << "the checked program counts";
-  constexpr std::size_t kRows = 6, kCols = 64;
+  constexpr std::size_t kRows = 6, kCols = 128;
   Memory<float> x(kRows * kCols, 1), w(kCols, 1), r(kRows, 1), dy(kRows * kCols, 1),
       dx(kRows * kCols), parts(2 * kCols);
   struct {
@@ -239,6 +244,29 @@ TEST(CountersOfBytes, AreExact) {
   EXPECT_EQ(outcome.counters.bytes_written, 4 * floats_written);
   EXPECT_GE(outcome.counters.bytes_read, 4 * (floats_read + kCols));
   EXPECT_EQ(outcome.counters.threadgroup_bytes, 256U);
+  if (!kIsCounted) return;
+  // An element: 3 for dw, 3 for the sum, 4 for dx. A thread: 3 for what dx takes off. A simdgroup: two sums of 32.
+  EXPECT_EQ(outcome.counters.operations, kRows * (kCols * 10 + 32 * 3 + 2 * 31));
+  EXPECT_EQ(outcome.counters.functions, 0U);
+}
+
+TEST(CountersOfOperations, KnowFunctionsAndMatrices) {
+  Memory<float> x(64, 1), y(64 * 7);
+  const Counters functions = Launch("functions").buffer(0, x).buffer(1, y).run(1, 64).counters;
+  EXPECT_EQ(functions.functions,
+            kIsCounted ? 64U * 5 : 0U);  // the reciprocal and the root are exact
+  EXPECT_EQ(functions.operations, kIsCounted ? 64U : 0U);
+  Memory<float> a(32 * 32), b(32 * 32), c(32 * 32);
+  const std::uint32_t sizes[] = {32, 32, 32};
+  const Counters product = Launch("product_f32")
+                               .buffer(0, a)
+                               .buffer(1, b)
+                               .buffer(2, c)
+                               .bytes(3, sizes)
+                               .run(1, 128)
+                               .counters;
+  EXPECT_EQ(product.matrix_products, 4U * 4 * 4);
+  EXPECT_EQ(product.operations, 0U);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "backends/metal/emulator/control.h"
 
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <sstream>
@@ -28,6 +29,8 @@ constexpr std::array<std::pair<const char*, FaultKind>, 9> kKinds = {
      {"library", FaultKind::kLibrary},
      {"pipeline", FaultKind::kPipeline}}};
 
+void print_counters();
+
 struct State {
   std::mutex mutex;
   std::uint64_t seed = 0;
@@ -44,6 +47,7 @@ struct State {
         violation(std::string("MLXTAPE_METAL_SEED must be a whole number, got ") + text);
     }
     if (const char* text = std::getenv("MLXTAPE_METAL_FAULT"); text != nullptr) set(text);
+    if (std::getenv("MLXTAPE_METAL_COUNTERS") != nullptr) std::atexit(print_counters);
   }
 
   void set(const std::string& text) {
@@ -81,6 +85,18 @@ struct State {
 State& state() {
   static auto* state = new State;
   return *state;
+}
+
+// A line for each kernel: what all its launches did together.
+void print_counters() {
+  std::fprintf(stderr, "%-40s %8s %12s %12s %12s %12s %12s %10s %10s %10s %10s\n", "kernel", "launches", "threads", "bytes read",
+               "once each", "written", "once each", "operations", "functions", "8x8", "ms on M1");
+  for (const auto& [kernel, c] : counters()) {
+    const auto n = [](std::uint64_t v) { return static_cast<unsigned long long>(v); };
+    std::fprintf(stderr, "%-40s %8llu %12llu %12llu %12llu %12llu %12llu %10llu %10llu %10llu %10.4f\n", kernel.c_str(),
+                 n(c.launches), n(c.threads), n(c.bytes_read), n(c.bytes_first_read), n(c.bytes_written),
+                 n(c.bytes_first_written), n(c.operations), n(c.functions), n(c.matrix_products), seconds_on_m1(c) * 1e3);
+  }
 }
 
 }  // namespace
@@ -160,7 +176,9 @@ double seconds_on_m1(const Counters& counters) {
   constexpr double kOperations = 1.5e12;
   constexpr double kProduct = 8 * 8 * 8 * 2;
   return static_cast<double>(counters.bytes_first_read + counters.bytes_first_written) / kBytes +
-         static_cast<double>(counters.matrix_products) * kProduct / kOperations;
+         (static_cast<double>(counters.matrix_products) * kProduct +
+          static_cast<double>(counters.operations)) /
+             kOperations;
 }
 
 }  // namespace mlxtape::emulator

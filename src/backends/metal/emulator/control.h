@@ -1,6 +1,7 @@
 // What a test asks of the emulated device. The same can be said before a program starts:
 //   MLXTAPE_METAL_SEED=3                  as set_seed
 //   MLXTAPE_METAL_FAULT=timeout:17,...    as inject
+//   MLXTAPE_METAL_COUNTERS=1              counters of all kernels, to stderr, when the program ends
 //
 // Threads    Every function may be called from any thread.
 #pragma once

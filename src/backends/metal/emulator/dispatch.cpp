@@ -215,6 +215,8 @@ void Counters::add(const Counters& o) {
   switches += o.switches;
   barriers += o.barriers;
   exchanges += o.exchanges;
+  operations += o.operations;
+  functions += o.functions;
   matrix_products += o.matrix_products;
   bytes_read += o.bytes_read;
   bytes_written += o.bytes_written;

@@ -76,6 +76,8 @@ struct Dispatch {
 struct Counters {
   std::uint64_t launches = 0, groups = 0, threads = 0;
   std::uint64_t switches = 0, barriers = 0, exchanges = 0;
+  std::uint64_t operations = 0,
+                functions = 0;  // of scalars: + - * /, exp and its like; of counted kernels alone
   std::uint64_t matrix_products = 0;                // of 8x8 matrices
   std::uint64_t bytes_read = 0, bytes_written = 0;  // of device memory, each access counted
   std::uint64_t bytes_first_read = 0, bytes_first_written = 0;  // each byte once a launch

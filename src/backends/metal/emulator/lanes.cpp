@@ -4,6 +4,7 @@
 // switches. A lane that has to wait goes straight to the next one that can run; the last to arrive goes on itself.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "backends/metal/emulator/group.h"
 
@@ -13,6 +14,7 @@ thread_local Lane* self = nullptr;
 thread_local Threadgroup* self_group = nullptr;
 thread_local std::uint64_t order_state = 0;
 thread_local std::uint64_t salt = 0;
+thread_local std::uint64_t operations = 0, functions = 0;
 thread_local Group* running = nullptr;
 
 namespace {
@@ -96,6 +98,8 @@ bool Group::run(const Dispatch& dispatch, void* const* addresses, std::uint32_t 
   self_group = nullptr;
   self = nullptr;
   ++counters_.groups;
+  counters_.operations += std::exchange(operations, 0);
+  counters_.functions += std::exchange(functions, 0);
   counters_.threads += Threadgroup::threads;
   counters_.threadgroup_bytes = std::max(counters_.threadgroup_bytes, threadgroup_bytes_);
   return !failed_;

@@ -85,7 +85,8 @@ struct Threadgroup {
 extern thread_local Lane* self;
 extern thread_local Threadgroup* self_group;
 extern thread_local std::uint64_t
-    order_state;                         // of the generator that draws orders; 0: nothing is drawn
+    order_state;  // of the generator that draws orders; 0: nothing is drawn
+extern thread_local std::uint64_t operations, functions;  // of counted kernels
 extern thread_local std::uint64_t salt;  // of what arithmetic leaves open; 0: nothing is
 
 MLXTAPE_UNCHECKED inline Lane& current() { return *self; }

@@ -390,7 +390,7 @@ class Binder {
     return end;
   }
 
-  // Without a suffix it is a float, not a double.
+  // Without a suffix it is a float, not a double; and a float is what the library says (msl/counted.h).
   std::size_t number(std::size_t i) {
     std::string n = t_[i];
     const bool hex = n.size() > 1 && (n[1] == 'x' || n[1] == 'X');
@@ -404,8 +404,8 @@ class Binder {
       t_.replace(i, "bfloat(" + n.substr(0, n.size() - 2) + "f)");
     } else if (!hex && (ends("h") || ends("H"))) {
       t_.replace(i, "half(" + n.substr(0, n.size() - 1) + "f)");
-    } else if (real && !ends("f") && !ends("F")) {
-      t_.replace(i, n + "f");
+    } else if (real) {
+      t_.replace(i, "float(" + n + (ends("f") || ends("F") ? ")" : "f)"));
     }
     return i;
   }

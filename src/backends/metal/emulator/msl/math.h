@@ -11,18 +11,20 @@ namespace emu = ::mlxtape::emulator;
 // f32 nearest to exact, or one up to so many steps beside it. exp(0), log(1), tanh(0) and their like have no noise: what
 // is exact there is so on the hardware.
 inline float within(double exact, unsigned ulps) {
-  const float f = float(exact);
+  count_function();
+  const PlainFloat f = PlainFloat(exact);
   std::uint64_t chosen = emu::choice(std::bit_cast<std::uint64_t>(exact));
-  const float size = __builtin_fabsf(f);
+  const PlainFloat size = __builtin_fabsf(f);
   if (chosen == 0 || exact == 1 || exact == -1) return f;
   if (!(size >= FLT_MIN && size <= FLT_MAX)) return size < FLT_MIN ? __builtin_copysignf(0, f) : f;
   const int bits = std::bit_cast<int>(f) + int(emu::draw(chosen, 2 * ulps + 1)) - int(ulps);
-  const float moved = std::bit_cast<float>(bits);
-  const float moved_size = __builtin_fabsf(moved);
+  const PlainFloat moved = std::bit_cast<PlainFloat>(bits);
+  const PlainFloat moved_size = __builtin_fabsf(moved);
   return moved_size >= FLT_MIN && moved_size <= FLT_MAX ? moved : f;
 }
 // The same for a bound that is no count of steps.
 inline float within_absolute(double exact, double bound) {
+  count_function();
   std::uint64_t chosen = emu::choice(std::bit_cast<std::uint64_t>(exact));
   if (chosen == 0 || exact == 0 || exact == 1 || exact == -1) return float(exact);
   return float(exact + bound * (double(emu::draw(chosen, 2001)) - 1000) / 1000);
@@ -75,7 +77,7 @@ inline float atan2(float a, float b) { return within(__builtin_atan2(double(a), 
 
 // As the hardware has them: fewer right digits, and for some a bound that is absolute.
 namespace fast {
-inline unsigned exp_ulps(float x) {
+inline unsigned exp_ulps(PlainFloat x) {
   return 3 + (__builtin_fabsf(x) < 128 ? unsigned(__builtin_fabsf(2 * x)) : 256u);
 }
 inline float exp(float x) { return within(__builtin_exp(double(x)), exp_ulps(x)); }
@@ -128,7 +130,7 @@ inline float fract(float x) { return __builtin_fminf(x - __builtin_floorf(x), 0x
 MLXTAPE_SMALL_AND_VECTORS(fract)
 inline float saturate(float x) { return __builtin_fminf(__builtin_fmaxf(x, 0), 1); }
 MLXTAPE_SMALL_AND_VECTORS(saturate)
-inline float sign(float x) { return x > 0 ? 1.0F : x < 0 ? -1.0F : x == 0 ? x : 0.0F; }
+inline float sign(float x) { return x > 0 ? float(1) : x < 0 ? float(-1) : x == 0 ? x : float(0); }
 MLXTAPE_SMALL_AND_VECTORS(sign)
 #undef MLXTAPE_EXACT
 #undef MLXTAPE_UNARY
@@ -172,8 +174,12 @@ template <class T>
 T clamp(T x, T low, T high) {
   return min(max(x, low), high);
 }
-inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline float fma(float a, float b, float c) {
+  count_operations(2);
+  return __builtin_fmaf(a, b, c);
+}
 inline half fma(half a, half b, half c) {  // the product of two is exact in f32, the sum in double
+  count_operations(1);
   return half(float(double(float(a) * float(b)) + double(float(c))));
 }
 template <class T, int N>
@@ -186,10 +192,10 @@ inline float copysign(float a, float b) { return __builtin_copysignf(a, b); }
 inline float ldexp(float x, int e) { return __builtin_ldexpf(x, e); }
 inline float mix(float a, float b, float t) { return a + (b - a) * t; }
 inline float step(float edge, float x) { return x < edge ? 0.0F : 1.0F; }
-inline bool isnan(float x) { return __builtin_isnan(x); }
-inline bool isinf(float x) { return __builtin_isinf(x); }
+inline bool isnan(float x) { return x != x; }
+inline bool isinf(float x) { return __builtin_fabsf(x) > FLT_MAX; }
 inline bool isfinite(float x) { return __builtin_fabsf(x) <= FLT_MAX; }
-inline bool signbit(float x) { return __builtin_signbit(x); }
+inline bool signbit(float x) { return std::bit_cast<int>(x) < 0; }
 inline float sincos(float x, float& c) {
   c = cos(x);
   return sin(x);

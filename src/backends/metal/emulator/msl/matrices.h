@@ -76,7 +76,7 @@ void simdgroup_store(const simdgroup_matrix<T, 8, 8>& m, T* to, ulong row_elemen
 
 // Products and sums are f32 whatever the types are. Which order they come in is the chip's own.
 struct PairsOfFactors {
-  float a[2], b[2];
+  PlainFloat a[2], b[2];
 };
 MLXTAPE_UNCHECKED inline vec<float, 2> product(PairsOfFactors mine, const char* what,
                                                std::source_location where) {
@@ -86,10 +86,10 @@ MLXTAPE_UNCHECKED inline vec<float, 2> product(PairsOfFactors mine, const char* 
   const uint lane = emu::lane_index();
   const uint row = M::row_of(lane), column = M::column_of(lane);
   const bool backwards = (emu::choice(where) >> 32 & 1) != 0;
-  float first = 0, second = 0;
+  PlainFloat first = 0, second = 0;
   for (uint i = 0; i < 8; ++i) {
     const uint k = backwards ? 7 - i : i;
-    const float a =
+    const PlainFloat a =
         reinterpret_cast<const PairsOfFactors*>(all.slots[M::lane_of(row, k)])->a[k & 1];
     const auto* b = reinterpret_cast<const PairsOfFactors*>(all.slots[M::lane_of(k, column)]);
     first += a * b->b[0];
@@ -106,7 +106,9 @@ void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup
   const vec<C, 2> fc = c.thread_elements();
   const vec<float, 2> p = product({{float(fa[0]), float(fa[1])}, {float(fb[0]), float(fb[1])}},
                                   "simdgroup_multiply_accumulate", where);
-  d.thread_elements() = vec<D, 2>(D(float(fc[0]) + p[0]), D(float(fc[1]) + p[1]));
+  // Not counted among the operations of scalars.
+  const PlainFloat c0 = float(fc[0]), c1 = float(fc[1]), p0 = p[0], p1 = p[1];
+  d.thread_elements() = vec<D, 2>(D(c0 + p0), D(c1 + p1));
 }
 template <class D, class A, class B>
 void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,

@@ -2,9 +2,7 @@
 // + - * / of both is exact: f32 has more than twice their digits and two more.
 #pragma once
 
-#include <bit>
-#include <cstdint>
-#include <type_traits>
+#include "backends/metal/emulator/msl/counted.h"
 
 typedef unsigned int uint;
 typedef unsigned short ushort;
@@ -27,6 +25,12 @@ using std::enable_if_t;
 using std::is_same;
 using std::is_same_v;
 using std::remove_cv_t;
+
+// float is one of these where it is counted, too.
+template <class T>
+inline constexpr bool is_real = std::is_floating_point_v<T> || std::is_same_v<T, float>;
+template <class T>
+concept Arithmetic = std::is_integral_v<T> || is_real<T>;
 
 struct HalfFormat {
   static constexpr bool kFromFloat = true;  // by itself
@@ -72,8 +76,7 @@ template <class Format>
 struct Small {
   uint16_t bits;
   Small() = default;
-  template <class T>
-    requires std::is_arithmetic_v<T>
+  template <Arithmetic T>
   constexpr explicit(!Format::kFromFloat) Small(T v) : bits(Format::round(float(v))) {}
   template <class Other>
     requires(!std::is_same_v<Other, Format>)
@@ -84,8 +87,6 @@ template <class T>
 inline constexpr bool is_small = false;
 template <class F>
 inline constexpr bool is_small<Small<F>> = true;
-template <class T>
-concept Arithmetic = std::is_arithmetic_v<T>;
 
 // With a float the other becomes one; with a whole number that becomes the other.
 #define MLXTAPE_SMALL(op)                                            \
@@ -95,7 +96,7 @@ concept Arithmetic = std::is_arithmetic_v<T>;
   }                                                                  \
   template <class F, Arithmetic T>                                   \
   constexpr auto operator op(Small<F> a, T b) {                      \
-    if constexpr (std::is_floating_point_v<T>) {                     \
+    if constexpr (is_real<T>) {                                      \
       return float(a) op b;                                          \
     } else {                                                         \
       return Small<F>(float(a) op float(Small<F>(b)));               \
@@ -103,7 +104,7 @@ concept Arithmetic = std::is_arithmetic_v<T>;
   }                                                                  \
   template <class F, Arithmetic T>                                   \
   constexpr auto operator op(T a, Small<F> b) {                      \
-    if constexpr (std::is_floating_point_v<T>) {                     \
+    if constexpr (is_real<T>) {                                      \
       return a op float(b);                                          \
     } else {                                                         \
       return Small<F>(float(Small<F>(a)) op float(b));               \
@@ -111,7 +112,7 @@ concept Arithmetic = std::is_arithmetic_v<T>;
   }                                                                  \
   template <class F, class T>                                        \
     requires(std::is_same_v<T, Small<F>> || std::is_integral_v<T> || \
-             (F::kFromFloat && std::is_arithmetic_v<T>))             \
+             (F::kFromFloat && Arithmetic<T>))                       \
   constexpr Small<F>& operator op##=(Small<F>& a, T b) {             \
     return a = Small<F>(a op b);                                     \
   }
@@ -139,9 +140,9 @@ using bfloat = metal::Small<metal::BfloatFormat>;
 using metal::as_type;
 
 #define MAXFLOAT 3.402823466e+38F
-#define HUGE_VALF __builtin_inff()
-#define INFINITY __builtin_inff()
-#define NAN __builtin_nanf("")
+#define HUGE_VALF INFINITY
+#define INFINITY float(__builtin_inff())
+#define NAN float(__builtin_nanf(""))
 #define FLT_MAX 3.402823466e+38F
 #define FLT_MIN 1.175494351e-38F
 #define FLT_EPSILON 1.192092896e-07F

@@ -60,7 +60,7 @@ template <class T, int N>
 inline constexpr int count_of<packed_vec<T, N>> = N;
 
 template <class S>
-concept ScalarValue = std::is_arithmetic_v<S> || is_small<S>;
+concept ScalarValue = Arithmetic<S> || is_small<S>;
 // A vector takes a scalar of its elements' type, or one that loses nothing by becoming it.
 template <class S, class T>
 concept ScalarFor =
