@@ -89,13 +89,18 @@ State& state() {
 
 // A line for each kernel: what all its launches did together.
 void print_counters() {
-  std::fprintf(stderr, "%-40s %8s %12s %12s %12s %12s %12s %10s %10s %10s %10s\n", "kernel", "launches", "threads", "bytes read",
-               "once each", "written", "once each", "operations", "functions", "8x8", "ms on M1");
+  std::fprintf(stderr, "%-40s %8s %12s %12s %12s %12s %12s %10s %10s %10s %10s\n", "kernel",
+               "launches", "threads", "bytes read", "once each", "written", "once each",
+               "operations", "functions", "8x8", "ms on M1");
   for (const auto& [kernel, c] : counters()) {
-    const auto n = [](std::uint64_t v) { return static_cast<unsigned long long>(v); };
-    std::fprintf(stderr, "%-40s %8llu %12llu %12llu %12llu %12llu %12llu %10llu %10llu %10llu %10.4f\n", kernel.c_str(),
-                 n(c.launches), n(c.threads), n(c.bytes_read), n(c.bytes_first_read), n(c.bytes_written),
-                 n(c.bytes_first_written), n(c.operations), n(c.functions), n(c.matrix_products), seconds_on_m1(c) * 1e3);
+    const auto n = [](std::uint64_t v) {
+      return static_cast<unsigned long long>(v);
+    };
+    std::fprintf(stderr,
+                 "%-40s %8llu %12llu %12llu %12llu %12llu %12llu %10llu %10llu %10llu %10.4f\n",
+                 kernel.c_str(), n(c.launches), n(c.threads), n(c.bytes_read),
+                 n(c.bytes_first_read), n(c.bytes_written), n(c.bytes_first_written),
+                 n(c.operations), n(c.functions), n(c.matrix_products), seconds_on_m1(c) * 1e3);
   }
 }
 
