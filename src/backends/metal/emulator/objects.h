@@ -14,7 +14,7 @@ namespace mlxtape::emulator {
 class Class;
 }
 
-struct objc_object {
+struct objc_object {  // NOLINT(readability-identifier-naming): the Objective-C runtime's name
   mlxtape::emulator::Class* isa;
 };
 
