@@ -39,7 +39,7 @@ struct ModelConfig {
   std::string
       save;  // also write it to this directory, for other programs to measure; empty: do not
   std::int64_t tokens = 512, chunk = 8192, context = 128, batch = 1;
-  int bits = 0;  // 0: not packed
+  int bits = 0;  // 0: not quantised
   bool train = true;
   DType dtype = DType::kF32;
 };

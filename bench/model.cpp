@@ -172,7 +172,7 @@ void run_model(Device& device, const BenchConfig& config, const ModelConfig& how
   const auto encoder = device.make_encoder();
   models::Model model = make(*encoder, how);
   if (how.bits > 0) {
-    model = models::quantize_model(*encoder, model, models::usual_packing({how.bits, 64}));
+    model = models::quantize_model(*encoder, model, models::usual_format({how.bits, 64}));
   }
   encoder->commit_and_wait();
   if (!how.save.empty()) models::save_model(model, how.save);

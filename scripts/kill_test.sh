@@ -28,10 +28,10 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 
 # A model of a few layers whose vocabulary is the bytes below 64, and sums: 12+3=15.
-cp -r "$root/tests/parity/golden/qwen3_next_q4" packed
-chmod -R u+w packed
-cp "$root/examples/bytes/tokenizer.json" packed
-"$program" --quiet convert --model packed --mlx-path model -d >setup
+cp -r "$root/tests/parity/golden/qwen3_next_q4" quantised
+chmod -R u+w quantised
+cp "$root/examples/bytes/tokenizer.json" quantised
+"$program" --quiet convert --model quantised --mlx-path model -d >setup
 mkdir data
 for part in train:96 valid:8; do
   awk -v n="${part#*:}" 'BEGIN {
@@ -45,8 +45,8 @@ done
 # A save every 2 steps and a validation every 5: files are written most of the time. 'out' holds what is made.
 flags=(--device "$device" --quiet --threads 1 --save-every 2 --steps-per-eval 5 --data data --learning-rate 1e-3 --resume)
 case $command in
-  train) run=(train --config packed/config.json --from-scratch --iters 60 "${flags[@]}" --out) ;;
-  lora) run=(lora --model packed --train --iters 60 --dropout 0.1 --lora-keys q_proj --lora-keys v_proj "${flags[@]}" --adapter-path) ;;
+  train) run=(train --config quantised/config.json --from-scratch --iters 60 "${flags[@]}" --out) ;;
+  lora) run=(lora --model quantised --train --iters 60 --dropout 0.1 --lora-keys q_proj --lora-keys v_proj "${flags[@]}" --adapter-path) ;;
   dwq) run=(dwq --model model --bits 2 --group-size 32 --batch-size 2 "${flags[@]}" --mlx-path) ;;
 esac
 

@@ -86,7 +86,7 @@ def prepare(place, config, program, steps):
         (data / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     run(program, "train", "--device", "cuda", "--config", scratch / "config.json", "--from-scratch", "--data", data,
         "--out", place / "plain", "--iters", 1, "--batch-size", 1, "--max-seq-length", 32, "--val-batches", 0)
-    run(program, "quantize", "--model", place / "plain", "--mlx-path", place / "packed", "--q-bits", 4)
+    run(program, "quantize", "--model", place / "plain", "--mlx-path", place / "quantised", "--q-bits", 4)
 
 
 def ours(place, program, steps):
@@ -97,7 +97,7 @@ def ours(place, program, steps):
     learn = ["--data", data, "--iters", steps, "--val-batches", 0]
     jobs = {
         "lora": ["lora", "--train", "--model", place / "plain", *learn, "--num-layers", -1, "--adapter-path", place / "a"],
-        "lora, 4 bits": ["lora", "--train", "--model", place / "packed", *learn, "--num-layers", -1, "--adapter-path", place / "b"],
+        "lora, 4 bits": ["lora", "--train", "--model", place / "quantised", *learn, "--num-layers", -1, "--adapter-path", place / "b"],
         "dwq, 4 bits": ["dwq", "--model", place / "plain", "--data-path", data, "--num-samples", steps * BATCH,
                         "--mlx-path", place / "student"],
         "train": ["train", "--model", place / "plain", *learn, "--out", place / "trained"],

@@ -1,4 +1,4 @@
-// convert, quantize: a model's directory in MLX format from another: packed, unpacked, of another type.
+// convert, quantize: a model's directory in MLX format from another: quantised, dequantised, of another type.
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -53,8 +53,8 @@ void expect_flags(const Flags& flags) {
   }
 }
 
-// PATTERN=BITS[:GROUP]; BITS 0: not packed.
-models::PackingException parse_exception(const std::string& text, int group_size) {
+// PATTERN=BITS[:GROUP]; BITS 0: not quantised.
+models::FormatException parse_exception(const std::string& text, int group_size) {
   const std::size_t equals = text.rfind('=');
   const auto number = [&](const std::string& digits) {
     if (digits.empty() || digits.size() > 3 ||
@@ -66,15 +66,15 @@ models::PackingException parse_exception(const std::string& text, int group_size
   if (equals == std::string::npos || equals == 0) number("");
   const std::string right = text.substr(equals + 1);
   const std::size_t colon = right.find(':');
-  models::PackingException result{text.substr(0, equals), {number(right.substr(0, colon)), 0}};
-  result.packing.group_size =
+  models::FormatException result{text.substr(0, equals), {number(right.substr(0, colon)), 0}};
+  result.format.group_size =
       colon == std::string::npos ? group_size : number(right.substr(colon + 1));
   return result;
 }
 
-models::PackingRule rule_of(const Flags& flags, const models::Config& config) {
+models::FormatRule rule_of(const Flags& flags, const models::Config& config) {
   const int group_size = flags.group_size == 0 ? 64 : flags.group_size;
-  std::vector<models::PackingException> exceptions;
+  std::vector<models::FormatException> exceptions;
   const std::vector<models::Part> parts = models::parts(config);
   for (const std::string& text : flags.exceptions) {
     exceptions.push_back(parse_exception(text, group_size));
@@ -83,10 +83,10 @@ models::PackingRule rule_of(const Flags& flags, const models::Config& config) {
     });
     if (!fits) called_wrongly("--q-module: no module matches '" + exceptions.back().pattern + "'");
   }
-  const models::PackingRule all =
-      flags.recipe.empty() ? models::usual_packing({flags.bits == 0 ? 4 : flags.bits, group_size})
-                           : models::mixed_packing(flags.recipe, group_size, config.plan);
-  return models::packing_with(all, exceptions);
+  const models::FormatRule all =
+      flags.recipe.empty() ? models::usual_format({flags.bits == 0 ? 4 : flags.bits, group_size})
+                           : models::mixed_format(flags.recipe, group_size, config.plan);
+  return models::format_with(all, exceptions);
 }
 
 // --dtype, else what config.json says, as mlx-lm; nothing: as the weights are.
@@ -108,28 +108,28 @@ models::Model quantized(CommandEncoder& encoder, const models::Model& model, con
                         const Globals& globals) {
   std::int64_t all = 0, done = 0;
   for (const models::ConstSlot& slot : models::slots(model)) {
-    if (slot.is_weight && !slot.weight->is_packed()) all += *element_count(slot.shape);
+    if (slot.is_weight && !slot.weight->is_quantized()) all += *element_count(slot.shape);
   }
   if (all == 0) {
     called_wrongly(
         flags.from +
         ": all weights are already quantised; dequantise them first (convert --dequantize)");
   }
-  const models::PackingRule rule = rule_of(flags, model.config);
+  const models::FormatRule rule = rule_of(flags, model.config);
   Progress progress("quantizing", all, globals);
-  std::int64_t packed = 0, left = 0;
+  std::int64_t quantized = 0, left = 0;
   models::Model result = models::quantize_model(
       encoder, model,
       [&](const models::Part& part) {
         if (Interrupts::asked()) throw Exit{kInterrupted};
         progress.at(done);
         done += *element_count(part.shape);
-        const models::Packing packing = rule(part);
-        ++(packing.bits > 0 ? packed : left);
-        return packing;
+        const models::WeightFormat format = rule(part);
+        ++(format.bits > 0 ? quantized : left);
+        return format;
       },
       flags.rounding == "cpu" ? ops::QuantizeRule::kCpu : ops::QuantizeRule::kGpu);
-  if (packed == 0) {
+  if (quantized == 0) {
     called_wrongly(
         "no weight can be quantised: no row length is a multiple of the group size, or --q-module "
         "excludes the module; try --q-group-size 32");
@@ -210,7 +210,7 @@ void convert(const Globals& globals, const Flags& flags) {
                human_bytes(static_cast<double>(before)) + ")\n");
 }
 
-void add_packing(CLI::App& command, Flags& flags) {
+void add_format(CLI::App& command, Flags& flags) {
   const char* group = "Quantisation";
   command.add_option("--q-bits", flags.bits, "bits per weight")
       ->check(CLI::IsMember({2, 3, 4, 5, 6, 8}))
@@ -289,7 +289,7 @@ void add(CLI::App& app, const Globals& globals, const char* name, bool quantize,
     command->add_flag("-d,--dequantize", flags->dequantize, "dequantise the weights")
         ->group("Quantisation");
   }
-  add_packing(*command, *flags);
+  add_format(*command, *flags);
   command->callback([&globals, flags] { convert(globals, *flags); });
 }
 

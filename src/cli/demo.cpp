@@ -1,4 +1,4 @@
-// demo: the whole job on one small model: training from scratch, packing, distillation, a table and a page that tell how
+// demo: the whole job on one small model: training from scratch, quantisation, distillation, a table and a page that tell how
 // well each went.
 #include <CLI/CLI.hpp>
 

@@ -33,7 +33,7 @@ using formats::Json;
 
 constexpr std::int64_t kLines = 64, kPoints = 10;
 constexpr double kRate = 3e-3;
-// Scales of weights packed in 2 bits are about 0.1.
+// Scales of weights quantised in 2 bits are about 0.1.
 constexpr double kDwqRate = 1e-3;
 constexpr std::int64_t kDwqShare = 6;  // a step for each so many of training
 constexpr std::int64_t kTracedSteps = 8, kQuestions = 2 * demo::kTasks;
@@ -503,8 +503,8 @@ const demo::DemoResult& Demo::run() {
   train();
   add("full", "full", model_);
   count_routes();
-  add("4 bits", "4bit", models::quantize_model(*encoder_, model_, models::usual_packing({4, 64})));
-  student_ = models::quantize_model(*encoder_, model_, models::usual_packing({2, 64}));
+  add("4 bits", "4bit", models::quantize_model(*encoder_, model_, models::usual_format({4, 64})));
+  student_ = models::quantize_model(*encoder_, model_, models::usual_format({2, 64}));
   add("2 bits", "2bit", student_);
   distil();
   add("2 bits, DWQ", "2bit-dwq", student_);

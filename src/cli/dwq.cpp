@@ -106,21 +106,21 @@ void write_targets(const Globals& globals, const Flags& flags, const jobs::Targe
   throw Exit{kInterrupted};
 }
 
-bool is_packed(const models::Model& model) {
+bool is_quantized(const models::Model& model) {
   for (const models::ConstSlot& slot : models::slots(model)) {
-    if (slot.is_weight && slot.weight->is_packed()) return true;
+    if (slot.is_weight && slot.weight->is_quantized()) return true;
   }
   return false;
 }
 
 models::Model make_student(CommandEncoder& encoder, const models::Model& teacher,
                            const Flags& flags) {
-  if (is_packed(teacher)) {
+  if (is_quantized(teacher)) {
     called_wrongly(flags.model +
                    ": is already quantised; give the student made from it as --quantized-model");
   }
   return models::quantize_model(encoder, teacher,
-                                models::usual_packing({flags.bits, flags.group_size}));
+                                models::usual_format({flags.bits, flags.group_size}));
 }
 
 jobs::DwqOptions options_of(const Flags& flags) {

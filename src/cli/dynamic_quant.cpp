@@ -1,4 +1,4 @@
-// dynamic-quant: a model packed in more bits where that matters most, for a size.
+// dynamic-quant: a model quantised in more bits where that matters most, for a size.
 #include <CLI/CLI.hpp>
 
 #include <cmath>
@@ -26,7 +26,7 @@ using formats::Json;
 struct Flags {
   std::string model, to = "mlx_model", sensitivities;
   double target = 5;
-  jobs::DynamicQuantOptions packing;
+  jobs::DynamicQuantOptions formats;
   bool report = false, checkpoint = false, force = false;
   FiniteFlag finite;
   std::uint32_t seed = 123;
@@ -59,7 +59,7 @@ void expect_flags(const Flags& flags) {
         "--data-path (text data to measure sensitivities on) or --sensitivities is required");
   }
   if (flags.report && flags.rows.data.empty()) called_wrongly("--report-ppl needs --data-path");
-  const models::Packing low = flags.packing.low, high = flags.packing.high;
+  const models::WeightFormat low = flags.formats.low, high = flags.formats.high;
   if (high.bits < low.bits || (high.bits == low.bits && high.group_size >= low.group_size)) {
     called_wrongly(
         "--high-bits must be above --low-bits, or --high-group-size below --low-group-size");
@@ -86,7 +86,7 @@ jobs::Sensitivities measure(CommandEncoder& encoder, const models::Model& model,
   const Interrupts interrupts("stopping, nothing will be written");
   Progress progress("measuring", static_cast<std::int64_t>(rows.size()), globals);
   jobs::SensitivityOptions options;
-  options.packing = flags.packing;
+  options.formats = flags.formats;
   options.checkpoint = flags.checkpoint;
   options.progress = [&](std::int64_t done, std::int64_t) {
     progress.at(done);
@@ -113,26 +113,26 @@ void dynamic_quant(const Globals& globals, const Flags& flags) {
   const auto encoder = device.make_encoder();
   const models::Model model = load_model(flags.model, *encoder, globals);
   flags.finite.expect(*encoder, model, flags.model);
-  jobs::require_target(model, flags.target, flags.packing);  // before long work
+  jobs::require_target(model, flags.target, flags.formats);  // before long work
   const jobs::Sensitivities values = flags.sensitivities.empty()
                                          ? measure(*encoder, model, samples, flags, globals)
                                          : jobs::read_sensitivities(flags.sensitivities);
-  const jobs::DynamicPacking chosen =
-      jobs::choose_packing(model, values, flags.target, flags.packing);
-  const models::Model packed =
-      models::quantize_model(*encoder, model, chosen.rule, flags.packing.rounding);
+  const jobs::DynamicFormats chosen =
+      jobs::choose_formats(model, values, flags.target, flags.formats);
+  const models::Model quantized =
+      models::quantize_model(*encoder, model, chosen.rule, flags.formats.rounding);
   encoder->commit_and_wait();
-  save_result(packed, flags.to, flags.model, flags.force);
+  save_result(quantized, flags.to, flags.model, flags.force);
   if (flags.sensitivities.empty()) jobs::write_sensitivities(file_of(flags), values);
 
   jobs::Evaluation e;
   if (flags.report) {
     const auto rows =
         jobs::rows_of_length(samples, flags.rows.length, flags.rows.batch_size, flags.rows.most());
-    e = evaluate(*encoder, packed, &model, rows, globals);
+    e = evaluate(*encoder, quantized, &model, rows, globals);
   }
   const std::string file = flags.sensitivities.empty() ? file_of(flags) : flags.sensitivities;
-  const double bits = models::bits_per_weight(packed);
+  const double bits = models::bits_per_weight(quantized);
   const auto high = static_cast<std::int64_t>(chosen.high.size());
   // All of them fit: there is nothing that they are above.
   const bool all_high = !std::isfinite(chosen.threshold);
@@ -161,17 +161,17 @@ void dynamic_quant(const Globals& globals, const Flags& flags) {
     facts.add("KL to the original", with_error(e.kl));
   }
   print_result(facts.text() + flags.to + ": " + fixed(bits, 3) + " bits per weight, " +
-               human_bytes(static_cast<double>(models::weight_bytes(packed))) + "\n");
+               human_bytes(static_cast<double>(models::weight_bytes(quantized))) + "\n");
 }
 
-void add_packing(CLI::App& command, Flags& flags) {
-  const auto add = [&](const std::string& name, models::Packing& packing, const char* which) {
-    command.add_option("--" + name + "-bits", packing.bits, std::string("bits for ") + which)
+void add_format(CLI::App& command, Flags& flags) {
+  const auto add = [&](const std::string& name, models::WeightFormat& format, const char* which) {
+    command.add_option("--" + name + "-bits", format.bits, std::string("bits for ") + which)
         ->check(CLI::IsMember({2, 3, 4, 5, 6, 8}))
         ->type_name("N")
         ->group("Quantisation");
     command
-        .add_option("--" + name + "-group-size", packing.group_size,
+        .add_option("--" + name + "-group-size", format.group_size,
                     std::string("group size for ") + which)
         ->check(CLI::IsMember({32, 64, 128}))
         ->type_name("N")
@@ -183,8 +183,8 @@ void add_packing(CLI::App& command, Flags& flags) {
       ->check(number_above(0, std::numeric_limits<double>::infinity()))
       ->type_name("X")
       ->group("Quantisation");
-  add("low", flags.packing.low, "the less sensitive modules");
-  add("high", flags.packing.high, "the more sensitive modules");
+  add("low", flags.formats.low, "the less sensitive modules");
+  add("high", flags.formats.high, "the more sensitive modules");
 }
 
 }  // namespace
@@ -224,7 +224,7 @@ void add_dynamic_quant(CLI::App& app, const Globals& globals) {
       ->type_name("FILE")
       ->group(group);
   flags->finite.add_to(*command, group);
-  add_packing(*command, *flags);
+  add_format(*command, *flags);
   flags->rows.add_to(*command, "--data-path,--data", "uses train, or else valid");
   command
       ->add_option("--seed", flags->seed,

@@ -35,17 +35,18 @@ struct Flags {
 
 std::int64_t whole(std::size_t bytes) { return static_cast<std::int64_t>(bytes); }
 
-// One row for each class of modules and each way they are packed.
+// One row for each class of modules and each way they are quantised.
 struct ClassSize {
   std::int64_t modules = 0, parameters = 0;
   std::size_t bytes = 0;
 };
-using ClassKey = std::pair<std::string, std::string>;  // class, packing
+using ClassKey = std::pair<std::string, std::string>;  // class, quantisation
 
 std::vector<std::pair<ClassKey, ClassSize>> classes(const models::Model& model) {
   std::vector<std::pair<ClassKey, ClassSize>> result;
   std::map<ClassKey, std::size_t> places;
-  std::map<std::string, std::size_t> order;  // by the class alone: all ways it is packed together
+  std::map<std::string, std::size_t>
+      order;  // by the class alone: all ways it is quantised together
   constexpr std::size_t kLast = std::numeric_limits<std::size_t>::max();
   for (const models::ConstSlot& slot : models::slots(model)) {
     ClassKey key{"norms, filters and other small tensors", ""};
@@ -56,12 +57,13 @@ std::vector<std::pair<ClassKey, ClassSize>> classes(const models::Model& model) 
     } else {
       key.first = slot.path.substr(slot.layer < 0 ? slot.path.rfind('.') + 1 : 0);
       const nn::Weight& w = *slot.weight;
-      key.second = w.is_packed() ? std::to_string(w.packed.bits) + " bits, groups of " +
-                                       std::to_string(w.packed.group_size)
-                                 : name_of(w.dtype());
-      bytes = w.is_packed()
-                  ? w.packed.codes.bytes() + w.packed.scales.bytes() + w.packed.biases.bytes()
-                  : w.plain.bytes();
+      key.second = w.is_quantized()
+                       ? std::to_string(w.quantized.format.bits) + " bits, groups of " +
+                             std::to_string(w.quantized.format.group_size)
+                       : name_of(w.dtype());
+      bytes = w.is_quantized() ? w.quantized.codes.bytes() + w.quantized.scales.bytes() +
+                                     w.quantized.biases.bytes()
+                               : w.plain.bytes();
     }
     const auto [at, is_new] = places.emplace(key, result.size());
     if (is_new) result.emplace_back(key, ClassSize{});
@@ -105,11 +107,11 @@ Json tokenizer_of(const std::string& directory) {
                       {"chat_template", tokenizer.chat_template() != nullptr}};
 }
 
-Json packing_of(const models::Model& model) {
+Json modules_of(const models::Model& model) {
   Json::Array rows;
   for (const auto& [key, size] : classes(model)) {
     rows.emplace_back(Json::Object{{"class", key.first},
-                                   {"packing", key.second},
+                                   {"format", key.second},
                                    {"modules", size.modules},
                                    {"parameters", size.parameters},
                                    {"bytes", whole(size.bytes)}});
@@ -180,7 +182,7 @@ Json everything(const Flags& flags, const Globals& globals) {
                                             {"gradients", whole(training.gradients)},
                                             {"optimiser", whole(training.optimiser)},
                                             {"all_without_activations", whole(training.all())}}},
-      {"packing", packing_of(model)},
+      {"modules", modules_of(model)},
       {"tokenizer", tokenizer_of(flags.directory)},
       {"nonfinite", nonfinite_of(files, flags, globals)}};
   if (flags.tensors) result.set("tensors", tensors_of(files));
@@ -256,14 +258,14 @@ void inspect(const Globals& globals, const Flags& flags) {
   const Json all = everything(flags, globals);
   if (globals.json) return print_json(all);
   print_result(summary(all));
-  Table packing({"modules", "count", "parameters", "format", "size"},
+  Table modules({"modules", "count", "parameters", "format", "size"},
                 {false, true, true, false, true});
-  for (const Json& row : all.find("packing")->array()) {
-    packing.add({text(*row.find("class")), text(*row.find("modules")),
-                 human_count(row.find("parameters")->number()), text(*row.find("packing")),
+  for (const Json& row : all.find("modules")->array()) {
+    modules.add({text(*row.find("class")), text(*row.find("modules")),
+                 human_count(row.find("parameters")->number()), text(*row.find("format")),
                  human_bytes(row.find("bytes")->number())});
   }
-  print_result("\n" + packing.text());
+  print_result("\n" + modules.text());
   if (!flags.tensors) return;
   Table tensors({"tensor", "type", "shape", "size"}, {false, false, false, true});
   for (const Json& row : all.find("tensors")->array()) {

@@ -43,7 +43,7 @@ struct GgufName {
   const char* mlx;  // within the layer or the model; of a weight the module: "self_attn.q_proj"
   const char*
       gguf;  // within the block or the file: "attn_q.weight", or two: "attn_qkv.weight+attn_gate.weight"
-  bool weight = false;  // a matrix that may be packed
+  bool weight = false;  // a matrix that may be quantised
   GgufMove move = GgufMove::kNone;
   bool only_read = false;  // another form of tensors that is not written
   bool wide = false;       // a matrix that llama.cpp wants in f32

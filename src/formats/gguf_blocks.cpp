@@ -55,7 +55,7 @@ void scale_and_min_first(const Byte* b, float* s, float* m) {
   m[0] = half_at(b + 2);
 }
 
-// ---- K types: blocks of 256 whose scales are packed too ----
+// ---- K types: blocks of 256 whose scales are quantised too ----
 
 // 64 bytes of 2 bits: of each half of the block, number 32·k + i is in bits 2k and 2k + 1 of byte i.
 void quarters(const Byte* bytes, Byte* q) {
@@ -82,11 +82,11 @@ void codes_q3k(const Byte* b, Byte* q) {
 }
 void scales_q3k(const Byte* b, float* s, float* m) {
   static_cast<void>(m);
-  const Byte* packed = b + 96;
+  const Byte* quantized = b + 96;
   const float d = half_at(b + 108);
   for (int j = 0; j < 16; ++j) {
-    const unsigned low = bits_of(packed[j % 8], static_cast<unsigned>(j / 8) * 4, 15);
-    const unsigned high = bits_of(packed[8 + j % 4], static_cast<unsigned>(j / 4) * 2, 3);
+    const unsigned low = bits_of(quantized[j % 8], static_cast<unsigned>(j / 8) * 4, 15);
+    const unsigned high = bits_of(quantized[8 + j % 4], static_cast<unsigned>(j / 4) * 2, 3);
     s[j] = d * static_cast<float>(static_cast<int>(low | high << 4U) - 32);
   }
 }

@@ -1,4 +1,4 @@
-// How the blocks of each packed type are laid out: what gguf_types.cpp and gguf_affine.cpp share.
+// How the blocks of each quantised type are laid out: what gguf_types.cpp and gguf_affine.cpp share.
 #pragma once
 
 #include <array>

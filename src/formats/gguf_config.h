@@ -26,7 +26,7 @@ struct GgufSizes {
 GgufSizes gguf_sizes(const Json& config, const GgufArchitecture& architecture,
                      const std::string& source);
 
-// config.json but for how weights are packed.
+// config.json but for how weights are quantised.
 Json config_of_gguf(const GgufFile& file, const GgufArchitecture& architecture);
 
 // The keys behind "<architecture>.". Errors are kArgument: what llama.cpp has no key for.

@@ -52,10 +52,10 @@ struct Module {
   Tensor codes, scales, biases;  // of groups
   int bits = 0, group = 0;
 
-  bool is_packed() const { return bits > 0; }
+  bool is_quantized() const { return bits > 0; }
   Shape shape() const {
-    Shape shape = is_packed() ? codes.shape() : plain.shape();
-    if (is_packed()) shape[shape.rank() - 1] = shape.back() * 32 / bits;
+    Shape shape = is_quantized() ? codes.shape() : plain.shape();
+    if (is_quantized()) shape[shape.rank() - 1] = shape.back() * 32 / bits;
     return shape;
   }
 };
@@ -72,7 +72,7 @@ std::span<const std::uint32_t> words_of(const Tensor& codes, std::int64_t row) {
 }
 
 std::vector<float> row_numbers(const Module& m, std::int64_t row, std::int64_t numbers) {
-  if (!m.is_packed()) return floats_of(m.plain, row * numbers, numbers);
+  if (!m.is_quantized()) return floats_of(m.plain, row * numbers, numbers);
   const std::span<const std::uint32_t> words = words_of(m.codes, row);
   const std::vector<float> s = groups_of(m.scales, row), b = groups_of(m.biases, row);
   std::vector<float> result(static_cast<std::size_t>(numbers));
@@ -219,13 +219,13 @@ class Exporter {
     }
   };
 
-  std::int64_t packing_in(const std::string& module, const char* key) const {
+  std::int64_t number_in(const std::string& module, const char* key) const {
     const Json* block = model_.config.find("quantization");
     const Json* own = block == nullptr ? nullptr : block->find(module);
     const Json* value = own != nullptr && own->is_object() ? own->find(key) : nullptr;
     if (value == nullptr && block != nullptr) value = block->find(key);
     if (value == nullptr || !value->is_integer()) {
-      fail("config.json must say how " + shown(module) + " is packed");
+      fail("config.json must say how " + shown(module) + " is quantised");
     }
     return value->integer();
   }
@@ -239,8 +239,8 @@ class Exporter {
     if (name.weight) source.scales = take(module + ".scales");
     if (source.scales != nullptr) {
       source.biases = take(module + ".biases");
-      source.bits = static_cast<int>(packing_in(module, "bits"));
-      source.group = static_cast<int>(packing_in(module, "group_size"));
+      source.bits = static_cast<int>(number_in(module, "bits"));
+      source.group = static_cast<int>(number_in(module, "group_size"));
       if (source.biases == nullptr) fail(shown(module) + " must have biases beside its scales");
     }
     const Plan plan = plan_of(name, module, source);

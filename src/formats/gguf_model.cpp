@@ -20,8 +20,8 @@ constexpr int kGroup = 32;  // what kernels take
 // What of a piece a tensor is.
 enum class Part : std::uint8_t { kNumbers, kCodes, kScales, kBiases };
 
-// The affine form that a piece stays packed in.
-std::optional<GgufAffine> packing_of(const GgufFile& file, const GgufPiece& piece) {
+// The affine form that a piece stays quantised in.
+std::optional<GgufAffine> format_of(const GgufFile& file, const GgufPiece& piece) {
   if (!piece.of->weight) return std::nullopt;
   const GgufType type = file.tensor(piece.sources[0]).type;
   for (const std::string& source : piece.sources) {
@@ -36,8 +36,8 @@ std::optional<GgufAffine> packing_of(const GgufFile& file, const GgufPiece& piec
 struct Held {
   bool f16 = true, bf16 = true;
 };
-Held held_by(GgufType type, const std::optional<GgufAffine>& packing) {
-  if (packing) return {packing->scales == DType::kF16, false};
+Held held_by(GgufType type, const std::optional<GgufAffine>& format) {
+  if (format) return {format->scales == DType::kF16, false};
   switch (type) {
     case GgufType::kF16: return {true, false};
     case GgufType::kBf16:
@@ -52,29 +52,29 @@ DType type_of_model(const GgufFile& file, const std::vector<GgufPiece>& pieces) 
   for (const GgufPiece& piece : pieces) {
     if (!piece.of->weight) continue;
     for (const std::string& source : piece.sources) {
-      const Held one = held_by(file.tensor(source).type, packing_of(file, piece));
+      const Held one = held_by(file.tensor(source).type, format_of(file, piece));
       all = {all.f16 && one.f16, all.bf16 && one.bf16};
     }
   }
   return all.f16 ? DType::kF16 : all.bf16 ? DType::kBF16 : DType::kF32;
 }
 
-Json block_of(const GgufAffine& packing) {
-  return Json::Object{{"group_size", packing.group}, {"bits", packing.bits}};
+Json block_of(const GgufAffine& format) {
+  return Json::Object{{"group_size", format.group}, {"bits", format.bits}};
 }
 
-// "quantization" of config.json: the packing that most modules have, and the others by name.
-Json quantization_of(const std::map<std::string, GgufAffine>& packed) {
+// "quantization" of config.json: the quantisation that most modules have, and the others by name.
+Json quantization_of(const std::map<std::string, GgufAffine>& quantized) {
   std::map<int, std::size_t> modules;  // by bits
-  for (const auto& [name, packing] : packed) ++modules[packing.bits];
+  for (const auto& [name, format] : quantized) ++modules[format.bits];
   const auto usual =
       std::max_element(modules.begin(), modules.end(), [](const auto& a, const auto& b) {
         return a.second < b.second;
       })->first;
   Json result = block_of({usual, kGroup, DType::kF16});
   result.set("mode", "affine");
-  for (const auto& [name, packing] : packed) {
-    if (packing.bits != usual) result.set(name, block_of(packing));
+  for (const auto& [name, format] : quantized) {
+    if (format.bits != usual) result.set(name, block_of(format));
   }
   return result;
 }
@@ -236,7 +236,7 @@ GgufModel::GgufModel(const std::string& path) : file_(path) {
   const GgufSizes sizes = gguf_sizes(config_, architecture, "gguf: " + path);
   std::vector<GgufPiece> pieces = pieces_of(file_, architecture, sizes);
   const DType dtype = type_of_model(file_, pieces);
-  std::map<std::string, GgufAffine> packed;
+  std::map<std::string, GgufAffine> quantized;
   for (GgufPiece& moved : pieces) {
     const auto piece = std::make_shared<const GgufPiece>(std::move(moved));
     const GgufTensor& tensor = file_.tensor(piece->sources[0]);
@@ -245,12 +245,12 @@ GgufModel::GgufModel(const std::string& path) : file_(path) {
       const std::size_t bytes = static_cast<std::size_t>(*element_count(shape)) * size_of(of);
       return Entry{piece, part, {type.name, of, shape, bytes, file_.files()[tensor.part]}};
     };
-    if (const auto packing = packing_of(file_, *piece)) {
+    if (const auto format = format_of(file_, *piece)) {
       const std::int64_t numbers = piece->shape.back();
       const Shape groups = with_last(piece->shape, numbers / kGroup);
-      packed.emplace(piece->name, *packing);
+      quantized.emplace(piece->name, *format);
       add(piece->name + ".weight",
-          entry(Part::kCodes, DType::kU32, with_last(piece->shape, numbers * packing->bits / 32)));
+          entry(Part::kCodes, DType::kU32, with_last(piece->shape, numbers * format->bits / 32)));
       add(piece->name + ".scales", entry(Part::kScales, dtype, groups));
       add(piece->name + ".biases", entry(Part::kBiases, dtype, groups));
       continue;
@@ -260,8 +260,8 @@ GgufModel::GgufModel(const std::string& path) : file_(path) {
     add(piece->of->weight ? piece->name + ".weight" : piece->name,
         entry(Part::kNumbers, narrow ? dtype : type.dtype.value_or(DType::kF32), piece->shape));
   }
-  if (!packed.empty()) {
-    const Json block = quantization_of(packed);
+  if (!quantized.empty()) {
+    const Json block = quantization_of(quantized);
     config_.set("quantization", block);
     config_.set("quantization_config", block);
   }
@@ -297,7 +297,7 @@ Tensor GgufModel::tensor(std::string_view name) const {
       piece.of->move == GgufMove::kDecay || piece.of->move == GgufMove::kDecayHeads;
   switch (of.part) {
     case Part::kNumbers: fill_numbers(rows, is_decay, to); break;
-    case Part::kCodes: fill_codes(rows, packing_of(file_, piece)->bits, to); break;
+    case Part::kCodes: fill_codes(rows, format_of(file_, piece)->bits, to); break;
     case Part::kScales:
     case Part::kBiases:
       if (!fill_scales(rows, of.part == Part::kBiases, to)) {

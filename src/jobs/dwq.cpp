@@ -23,9 +23,9 @@ void each_learning(W& weights, const models::Config& config, bool others,
   for (const auto& slot : models::slots(weights, config)) {
     if (!slot.is_weight) {
       if (others) function(slot.name, *slot.tensor);
-    } else if (slot.weight->is_packed() && slot.weight->packed.bits < 8) {
-      function(slot.name + ".scales", slot.weight->packed.scales);
-      function(slot.name + ".biases", slot.weight->packed.biases);
+    } else if (slot.weight->is_quantized() && slot.weight->quantized.format.bits < 8) {
+      function(slot.name + ".scales", slot.weight->quantized.scales);
+      function(slot.name + ".biases", slot.weight->quantized.biases);
     }
   }
 }

@@ -7,7 +7,7 @@
 #include <memory>
 #include <set>
 
-#include "dynamic_packing.h"
+#include "dynamic_formats.h"
 #include "mlxtape/base/files.h"
 #include "mlxtape/base/quote.h"
 #include "mlxtape/formats/json.h"
@@ -20,7 +20,7 @@ namespace {
   throw Error(Errc::kArgument, "dynamic_quant: " + what);
 }
 
-std::size_t packed_bytes(std::int64_t elements, models::Packing p, DType dtype) {
+std::size_t quantized_bytes(std::int64_t elements, models::WeightFormat p, DType dtype) {
   const auto n = static_cast<std::size_t>(elements);
   if (p.bits == 0) return n * size_of(dtype);
   return n * static_cast<std::size_t>(p.bits) / 8 +
@@ -32,17 +32,17 @@ bool is_router(const models::Part& part) {
   return part.role == models::Role::kRouter || part.role == models::Role::kSharedGate;
 }
 
-double bits_of(models::Packing p, DType dtype) {
+double bits_of(models::WeightFormat p, DType dtype) {
   return p.bits + 16.0 * static_cast<double>(size_of(dtype)) / p.group_size;
 }
 
 }  // namespace
 
-void check_packings(const DynamicQuantOptions& options, DType dtype) {
-  models::usual_packing(options.low);
-  models::usual_packing(options.high);
+void check_formats(const DynamicQuantOptions& options, DType dtype) {
+  models::usual_format(options.low);
+  models::usual_format(options.high);
   if (bits_of(options.high, dtype) > bits_of(options.low, dtype)) return;
-  const auto text = [](models::Packing p) {
+  const auto text = [](models::WeightFormat p) {
     return std::to_string(p.bits) + " bits in groups of " + std::to_string(p.group_size);
   };
   wrong("high must be larger than low, " + text(options.low) + ", got " + text(options.high));
@@ -54,11 +54,11 @@ bool is_measured(const models::Part& part, const DynamicQuantOptions& options) {
   return row % options.low.group_size == 0 && row % options.high.group_size == 0;
 }
 
-models::Packing packing_of(const models::Part& part, const DynamicQuantOptions& options,
-                           bool high) {
+models::WeightFormat format_of(const models::Part& part, const DynamicQuantOptions& options,
+                               bool high) {
   if (is_measured(part, options)) return high ? options.high : options.low;
   const bool router = options.keep_routers && is_router(part);
-  return router ? models::usual_packing(options.low)(part) : models::Packing{};
+  return router ? models::usual_format(options.low)(part) : models::WeightFormat{};
 }
 
 void write_sensitivities(const std::string& path, const Sensitivities& values) {
@@ -88,7 +88,7 @@ Sensitivities read_sensitivities(const std::string& path) {
   return values;
 }
 
-double bits_per_weight(const models::Model& model, const models::PackingRule& rule) {
+double bits_per_weight(const models::Model& model, const models::FormatRule& rule) {
   std::size_t bytes = 0;
   std::int64_t elements = 0;
   for (const models::ConstSlot& slot : models::slots(model)) {
@@ -96,11 +96,11 @@ double bits_per_weight(const models::Model& model, const models::PackingRule& ru
     elements += n;
     if (!slot.is_weight) {
       bytes += slot.tensor->bytes();
-    } else if (slot.weight->is_packed()) {
-      const ops::QuantizedWeight& w = slot.weight->packed;
+    } else if (slot.weight->is_quantized()) {
+      const ops::QuantizedWeight& w = slot.weight->quantized;
       bytes += w.codes.bytes() + w.scales.bytes() + w.biases.bytes();
     } else {
-      bytes += packed_bytes(n, rule(slot), slot.weight->dtype());
+      bytes += quantized_bytes(n, rule(slot), slot.weight->dtype());
     }
   }
   return 8 * static_cast<double>(bytes) / static_cast<double>(elements);
@@ -108,19 +108,19 @@ double bits_per_weight(const models::Model& model, const models::PackingRule& ru
 
 void require_target(const models::Model& model, double target_bits,
                     const DynamicQuantOptions& options) {
-  check_packings(options, model.dtype());
+  check_formats(options, model.dtype());
   if (!std::isfinite(target_bits)) {
     wrong("the target must be a finite number, got " + std::to_string(target_bits));
   }
   const double least = bits_per_weight(
-      model, [&](const models::Part& part) { return packing_of(part, options, false); });
+      model, [&](const models::Part& part) { return format_of(part, options, false); });
   if (least > target_bits) {
     wrong("the target must be at least " + std::to_string(least) +
           " bits per weight, the model's size with low alone, got " + std::to_string(target_bits));
   }
 }
 
-DynamicPacking choose_packing(const models::Model& model, const Sensitivities& values,
+DynamicFormats choose_formats(const models::Model& model, const Sensitivities& values,
                               double target_bits, const DynamicQuantOptions& options) {
   require_target(model, target_bits, options);
   const std::map<std::string, double> of(values.begin(), values.end());
@@ -142,8 +142,8 @@ DynamicPacking choose_packing(const models::Model& model, const Sensitivities& v
     if (known.count(path) == 0) wrong(path + " has a sensitivity but is not a weight of the model");
   }
 
-  const auto packing_at = [&](double threshold) {
-    DynamicPacking p;
+  const auto formats_at = [&](double threshold) {
+    DynamicFormats p;
     p.threshold = threshold;
     auto high = std::make_shared<std::set<std::string>>();
     for (const auto& [path, value] : measured) {
@@ -152,7 +152,7 @@ DynamicPacking choose_packing(const models::Model& model, const Sensitivities& v
       high->insert(path);
     }
     p.rule = [high, options](const models::Part& part) {
-      return packing_of(part, options, high->count(part.name) != 0);
+      return format_of(part, options, high->count(part.name) != 0);
     };
     p.bits_per_weight = bits_per_weight(model, p.rule);
     return p;
@@ -162,10 +162,10 @@ DynamicPacking choose_packing(const models::Model& model, const Sensitivities& v
   for (const auto& [path, value] : measured) levels.insert(value);
   const std::vector<double> all(levels.begin(), levels.end());
   std::size_t first = 0, last = all.size() - 1;
-  DynamicPacking best = packing_at(all[last]);
+  DynamicFormats best = formats_at(all[last]);
   while (first < last) {
     const std::size_t middle = (first + last) / 2;
-    DynamicPacking p = packing_at(all[middle]);
+    DynamicFormats p = formats_at(all[middle]);
     if (p.bits_per_weight > target_bits) {
       first = middle + 1;
     } else {

@@ -1,4 +1,4 @@
-// head_kl: how far a student with a head, plain or packed, is from its teacher, a number that a tape can walk back from
+// head_kl: how far a student with a head, plain or quantised, is from its teacher, a number that a tape can walk back from
 // (nn/head_loss.h).
 //
 // Formula    z = hidden·headᵀ;  loss = Σ_r w[r]·KL(softmax(t[r]/T) ‖ softmax(z[r]/T)) / Σ_r w[r], without a factor T²

@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "dynamic_packing.h"
+#include "dynamic_formats.h"
 #include "head.h"
 #include "mlxtape/jobs/evaluate.h"
 #include "mlxtape/ops/elementwise.h"
@@ -16,12 +16,12 @@ namespace {
 constexpr std::int64_t kPart = std::int64_t{1} << 24;
 
 struct ProbeArgs {
-  models::Packing low, high;
+  models::WeightFormat low, high;
   ops::QuantizeRule rounding;
 };
 
 // In few bits and back.
-Tensor coarse(CommandEncoder& encoder, const Tensor& w, models::Packing p,
+Tensor coarse(CommandEncoder& encoder, const Tensor& w, models::WeightFormat p,
               ops::QuantizeRule rounding) {
   return ops::dequantize(encoder, ops::quantize(encoder, w, {p.bits, p.group_size}, rounding));
 }
@@ -39,7 +39,7 @@ void probe_pullback(Pullback& pullback) {
   for (std::int64_t start = 0; start < w.dim(0); start += each) {
     const std::int64_t stop = std::min(w.dim(0), start + each);
     const Tensor some = w.slice(0, start, stop);
-    const auto wide = [&](models::Packing p) {
+    const auto wide = [&](models::WeightFormat p) {
       return ops::cast(encoder, coarse(encoder, some, p, args.rounding), DType::kF32);
     };
     const Tensor lost = ops::subtract(encoder, wide(args.low), wide(args.high));
@@ -63,12 +63,12 @@ class Measure {
       : encoder_(encoder), model_(model), options_(options), low_(model) {
     for (const models::ConstSlot& slot : models::slots(model)) {
       if (!slot.is_weight) continue;
-      if (slot.weight->is_packed()) {
+      if (slot.weight->is_quantized()) {
         throw Error(Errc::kArgument,
                     "dynamic_quant: the model's weights must not be quantised, got " + slot.name +
-                        " in " + std::to_string(slot.weight->packed.bits) + " bits");
+                        " in " + std::to_string(slot.weight->quantized.format.bits) + " bits");
       }
-      if (!is_measured(slot, options.packing)) continue;
+      if (!is_measured(slot, options.formats)) continue;
       names_.push_back(slot.name);
       millions_.push_back(static_cast<double>(*element_count(slot.shape)) / 1e6);
     }
@@ -144,13 +144,13 @@ class Measure {
     std::size_t measured = 0;
     for (const models::Slot& slot : models::slots(weights, model_.config)) {
       if (!slot.is_weight) continue;
-      const bool counts = is_measured(slot, options_.packing);
+      const bool counts = is_measured(slot, options_.formats);
       const std::size_t number = counts ? measured++ : 0;
       if (!chosen(slot)) continue;
       if (counts) {
-        *slot.weight = probe(tape, slot.weight->plain, zeros_[number], options_.packing);
-      } else if (const auto p = packing_of(slot, options_.packing, false); p.bits != 0) {
-        *slot.weight = coarse(encoder_, slot.weight->plain, p, options_.packing.rounding);
+        *slot.weight = probe(tape, slot.weight->plain, zeros_[number], options_.formats);
+      } else if (const auto p = format_of(slot, options_.formats, false); p.bits != 0) {
+        *slot.weight = coarse(encoder_, slot.weight->plain, p, options_.formats.rounding);
       }
     }
     return weights;
@@ -201,7 +201,7 @@ std::vector<Batch> calibration_rows(const std::vector<Sample>& samples, std::int
 
 Sensitivities sensitivities(CommandEncoder& encoder, const models::Model& model,
                             const std::vector<Batch>& batches, const SensitivityOptions& options) {
-  check_packings(options.packing, model.dtype());
+  check_formats(options.formats, model.dtype());
   if (batches.empty()) {
     throw Error(Errc::kArgument, "dynamic_quant: there must be at least one batch, got none");
   }

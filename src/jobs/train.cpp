@@ -13,7 +13,7 @@ std::vector<Trainable> floats_of(const models::Model& model) {
   std::vector<Trainable> trainables;
   for (const models::ConstSlot& slot : models::slots(model)) {
     // Weights of products; rows of embedding and head are tokens of their own.
-    const bool is_matrix = slot.is_weight && !slot.weight->is_packed() &&
+    const bool is_matrix = slot.is_weight && !slot.weight->is_quantized() &&
                            slot.role != models::Role::kEmbedding &&
                            slot.role != models::Role::kHead;
     models::each_tensor_of(slot, [&](const std::string& name, const Tensor& t) {

@@ -12,7 +12,7 @@ namespace {
 
 using formats::Json;
 
-Packing packing(const Fields& fields, const std::string& path) {
+WeightFormat format(const Fields& fields, const std::string& path) {
   const std::string mode = fields.text("mode", "affine");
   if (mode != "affine") {
     throw Error(Errc::kIo, fields.source() + ": quantization of " + shown(path) +
@@ -48,10 +48,10 @@ Quantization parse_quantization(const Json& json, const std::string& source) {
     }
   }
   if (block == nullptr) return result;
-  result.usual = packing(Fields(*block, source), "the model");
+  result.usual = format(Fields(*block, source), "the model");
   for (const auto& [path, value] : block->object()) {
     if (value.is_object()) {
-      result.of[path] = packing(Fields(value, source), path);
+      result.of[path] = format(Fields(value, source), path);
     } else if (value.is_bool() && !value.boolean()) {
       result.of[path] = {};
     }
@@ -74,7 +74,7 @@ const Architecture& architecture_of(const std::string& type, const Architecture*
 
 }  // namespace
 
-Packing Quantization::of_module(const std::string& path) const {
+WeightFormat Quantization::of_module(const std::string& path) const {
   const auto found = of.find(path);
   return found == of.end() ? usual : found->second;
 }

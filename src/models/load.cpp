@@ -229,8 +229,8 @@ class Loader {
     const auto listed = c_.quantization.of.find(slot.name);
     const bool is_listed = listed != c_.quantization.of.end();
     const bool scaled = source_.has(slot.name + ".scales");
-    const Packing packing = c_.quantization.of_module(slot.name);
-    if (packing.bits > 0 && (scaled || is_listed)) return packed(slot, packing);
+    const WeightFormat format = c_.quantization.of_module(slot.name);
+    if (format.bits > 0 && (scaled || is_listed)) return quantized(slot, format);
     if (scaled)
       fail(slot.name + ".scales", "is present, but config.json does not say how it is quantised");
     const ForeignExperts* theirs = source_.foreign_experts(slot);
@@ -240,23 +240,23 @@ class Loader {
     return placed(stored);
   }
 
-  nn::Weight packed(const Slot& slot, const Packing& packing) {
+  nn::Weight quantized(const Slot& slot, const WeightFormat& format) {
     const std::int64_t in = slot.shape.back();
     Shape shape = slot.shape, groups = slot.shape;
-    shape[shape.rank() - 1] = in * packing.bits / 32;
-    groups[groups.rank() - 1] = in / packing.group_size;
+    shape[shape.rank() - 1] = in * format.bits / 32;
+    groups[groups.rank() - 1] = in / format.group_size;
     const Stored codes = source_.take(slot.name + ".weight");
     const Stored scales = source_.take(slot.name + ".scales");
     const Stored biases = source_.take(slot.name + ".biases");
-    if (in % packing.group_size != 0) {
+    if (in % format.group_size != 0) {
       fail(slot.name + ".weight", "has rows of " + std::to_string(in) +
                                       " values, no multiple of the group size " +
-                                      std::to_string(packing.group_size));
+                                      std::to_string(format.group_size));
     }
     if (!(codes.like.shape() == shape) || codes.like.dtype() != DType::kU32) {
       fail(slot.name + ".weight",
-           "must be " + to_string(shape) + " u32 for " + std::to_string(packing.bits) +
-               " bits in groups of " + std::to_string(packing.group_size) + ", got " +
+           "must be " + to_string(shape) + " u32 for " + std::to_string(format.bits) +
+               " bits in groups of " + std::to_string(format.group_size) + ", got " +
                to_string(codes.like.shape()) + " " + name_of(codes.like.dtype()));
     }
     expect(slot.name + ".scales", scales.like, groups);
@@ -267,8 +267,7 @@ class Loader {
                                       name_of(biases.like.dtype()));
     }
     ops::QuantizedWeight w;
-    w.bits = packing.bits;
-    w.group_size = packing.group_size;
+    w.format = {format.bits, format.group_size};
     w.codes = placed(codes);
     w.scales = placed(scales);
     w.biases = placed(biases);

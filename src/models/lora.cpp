@@ -30,8 +30,8 @@ auto adapted_slots(W& weights, const Config& config) {
 
 // w + scale·(a·b)ᵀ, in f32.
 Tensor sum_of(CommandEncoder& encoder, const nn::Weight& w) {
-  const Tensor numbers = w.is_packed() ? ops::dequantize(encoder, w.packed, DType::kF32)
-                                       : ops::cast(encoder, w.plain, DType::kF32);
+  const Tensor numbers = w.is_quantized() ? ops::dequantize(encoder, w.quantized, DType::kF32)
+                                          : ops::cast(encoder, w.plain, DType::kF32);
   const auto [a, b, scale, dropout, key] = w.adapter;
   const auto wide = [&](const Tensor& t) {
     return ops::cast(encoder, t, DType::kF32);
@@ -170,12 +170,12 @@ Model fuse_lora(CommandEncoder& encoder, const Model& model, const FuseOptions& 
     if (!slot.is_weight) continue;
     nn::Weight& w = *slot.weight;
     const bool adapted = w.adapter.defined();
-    if (!adapted && !(options.dequantize && w.is_packed())) continue;
+    if (!adapted && !(options.dequantize && w.is_quantized())) continue;
     const DType dtype = w.dtype();
     const Tensor numbers = adapted ? ops::cast(encoder, sum_of(encoder, w), dtype)
-                                   : ops::dequantize(encoder, w.packed);
-    if (w.is_packed() && !options.dequantize) {
-      w = ops::quantize(encoder, numbers, {w.packed.bits, w.packed.group_size}, options.rounding);
+                                   : ops::dequantize(encoder, w.quantized);
+    if (w.is_quantized() && !options.dequantize) {
+      w = ops::quantize(encoder, numbers, w.quantized.format, options.rounding);
     } else {
       w = numbers;
     }

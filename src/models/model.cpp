@@ -85,7 +85,7 @@ Tensor loss(Tape& tape, const Model& model, const Tensor& tokens, const Tensor& 
   if (model.head().adapter.defined()) {
     return ops::cross_entropy(tape, logits(tape, model, h), flat, how);
   }
-  if (model.head().is_packed()) return nn::head_cross_entropy(tape, h, model.head(), flat, how);
+  if (model.head().is_quantized()) return nn::head_cross_entropy(tape, h, model.head(), flat, how);
   return ops::linear_cross_entropy(tape, h, model.head().plain, flat, how);
 }
 

@@ -11,11 +11,11 @@ namespace {
 
 using formats::Json;
 
-Json block(Packing packing) {
-  return Json::Object{{"group_size", packing.group_size}, {"bits", packing.bits}};
+Json block(WeightFormat format) {
+  return Json::Object{{"group_size", format.group_size}, {"bits", format.bits}};
 }
 
-void expect_packing(const Packing& p) {
+void expect_format(const WeightFormat& p) {
   const bool bits = p.bits >= 2 && p.bits <= 8 && p.bits != 7;
   if (!bits || (p.group_size != 32 && p.group_size != 64 && p.group_size != 128)) {
     throw Error(Errc::kArgument,
@@ -29,8 +29,8 @@ bool decides(const Part& part) {
   return part.role == Role::kRouter || part.role == Role::kSharedGate;
 }
 
-Packing if_divided(Packing packing, const Shape& shape) {
-  return shape.back() % packing.group_size == 0 ? packing : Packing{};
+WeightFormat if_divided(WeightFormat format, const Shape& shape) {
+  return shape.back() % format.group_size == 0 ? format : WeightFormat{};
 }
 
 struct Recipe {
@@ -58,10 +58,10 @@ void name_type(Json& json, const char* name) {
 
 }  // namespace
 
-PackingRule usual_packing(Packing all) {
-  expect_packing(all);
+FormatRule usual_format(WeightFormat all) {
+  expect_format(all);
   return [all](const Part& part) {
-    return if_divided(decides(part) ? Packing{8, 64} : all, part.shape);
+    return if_divided(decides(part) ? WeightFormat{8, 64} : all, part.shape);
   };
 }
 
@@ -74,7 +74,7 @@ const std::vector<std::string>& mixed_recipes() {
   return names;
 }
 
-PackingRule mixed_packing(const std::string& recipe, int group_size, const ModelPlan& plan) {
+FormatRule mixed_format(const std::string& recipe, int group_size, const ModelPlan& plan) {
   const auto found = std::find_if(recipes().begin(), recipes().end(),
                                   [&](const Recipe& r) { return r.name == recipe; });
   if (found == recipes().end()) {
@@ -83,8 +83,8 @@ PackingRule mixed_packing(const std::string& recipe, int group_size, const Model
                 "got " +
                     recipe);
   }
-  const Packing low{found->low, group_size}, high{found->high, group_size};
-  expect_packing(low);
+  const WeightFormat low{found->low, group_size}, high{found->high, group_size};
+  expect_format(low);
   return [low, high, n = plan.layer_count()](const Part& part) {
     if (decides(part)) return if_divided({8, 64}, part.shape);
     const std::int64_t i = std::max<std::int64_t>(part.layer, 0);
@@ -114,55 +114,56 @@ bool path_fits(std::string_view path, std::string_view pattern) {
   return pattern.find_first_not_of('*', in) == std::string_view::npos;
 }
 
-PackingRule packing_with(PackingRule rule, std::vector<PackingException> exceptions) {
-  for (const PackingException& one : exceptions) {
-    if (one.packing.bits != 0) expect_packing(one.packing);
+FormatRule format_with(FormatRule rule, std::vector<FormatException> exceptions) {
+  for (const FormatException& one : exceptions) {
+    if (one.format.bits != 0) expect_format(one.format);
   }
   return [rule = std::move(rule), exceptions = std::move(exceptions)](const Part& part) {
     for (auto one = exceptions.rbegin(); one != exceptions.rend(); ++one) {
       if (!path_fits(part.name, one->pattern)) continue;
       const std::int64_t row = part.shape.back();
-      if (one->packing.bits != 0 && row % one->packing.group_size != 0) {
+      if (one->format.bits != 0 && row % one->format.group_size != 0) {
         throw Error(Errc::kArgument, "quantize_model: " + part.name + " has rows of " +
                                          std::to_string(row) +
                                          " values, no multiple of the group size " +
-                                         std::to_string(one->packing.group_size));
+                                         std::to_string(one->format.group_size));
       }
-      return one->packing;
+      return one->format;
     }
     return rule(part);
   };
 }
 
-Model quantize_model(CommandEncoder& encoder, const Model& model, const PackingRule& rule,
+Model quantize_model(CommandEncoder& encoder, const Model& model, const FormatRule& rule,
                      ops::QuantizeRule rounding) {
   Model result = model;
   Quantization& all = result.config.quantization;
   Json::Object listed;
   for (const Slot& slot : slots(result.weights, result.config)) {
     if (!slot.is_weight) continue;
-    if (!slot.weight->is_packed()) {
-      const Packing packing = rule(slot);
-      if (packing.bits == 0) {
+    if (!slot.weight->is_quantized()) {
+      const WeightFormat format = rule(slot);
+      if (format.bits == 0) {
         all.of[slot.name] = {};
         continue;
       }
       const nn::Adapter adapter = slot.weight->adapter;
       *slot.weight =
-          ops::quantize(encoder, slot.weight->plain, {packing.bits, packing.group_size}, rounding);
+          ops::quantize(encoder, slot.weight->plain, {format.bits, format.group_size}, rounding);
       slot.weight->adapter = adapter;
     }
-    const Packing packing{slot.weight->packed.bits, slot.weight->packed.group_size};
-    if (all.usual.bits == 0) all.usual = packing;  // the embedding's, which is the first
-    all.of[slot.name] = packing;
-    if (packing.bits != all.usual.bits || packing.group_size != all.usual.group_size) {
-      listed.emplace_back(slot.name, block(packing));
+    const WeightFormat format{slot.weight->quantized.format.bits,
+                              slot.weight->quantized.format.group_size};
+    if (all.usual.bits == 0) all.usual = format;  // the embedding's, which is the first
+    all.of[slot.name] = format;
+    if (format.bits != all.usual.bits || format.group_size != all.usual.group_size) {
+      listed.emplace_back(slot.name, block(format));
     }
   }
   if (all.usual.bits == 0) return result;
   Json said = block(all.usual);
   said.set("mode", "affine");
-  for (auto& [path, packing] : listed) said.set(path, std::move(packing));
+  for (auto& [path, format] : listed) said.set(path, std::move(format));
   result.config.json.set("quantization", said);
   result.config.json.set("quantization_config", said);
   return result;
@@ -171,8 +172,8 @@ Model quantize_model(CommandEncoder& encoder, const Model& model, const PackingR
 Model dequantize_model(CommandEncoder& encoder, const Model& model) {
   Model result = model;
   for (const Slot& slot : slots(result.weights, result.config)) {
-    if (!slot.is_weight || !slot.weight->is_packed()) continue;
-    *slot.weight = ops::dequantize(encoder, slot.weight->packed);
+    if (!slot.is_weight || !slot.weight->is_quantized()) continue;
+    *slot.weight = ops::dequantize(encoder, slot.weight->quantized);
   }
   result.config.quantization = {};
   result.config.json.erase("quantization");
@@ -193,9 +194,9 @@ Model cast_model(CommandEncoder& encoder, const Model& model, DType dtype) {
     if (!slot.is_weight) {
       const bool stays = model.config.plan.wide_decay && slot.role == Role::kDecay;
       if (!stays) cast(*slot.tensor);
-    } else if (slot.weight->is_packed()) {
-      cast(slot.weight->packed.scales);
-      cast(slot.weight->packed.biases);
+    } else if (slot.weight->is_quantized()) {
+      cast(slot.weight->quantized.scales);
+      cast(slot.weight->quantized.biases);
     } else {
       cast(slot.weight->plain);
     }

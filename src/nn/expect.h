@@ -55,7 +55,7 @@ constexpr std::int64_t kAny = -1;  // in a weight's shape: any number from 1 on
 struct Expected {
   const char* name;
   Weight weight;
-  Shape shape;                      // of the numbers, packed or not
+  Shape shape;                      // of the numbers, quantised or not
   std::optional<DType> dtype = {};  // that of x unless said
 };
 
@@ -77,7 +77,7 @@ inline Check expect_weights(const char* block, const Tensor& x,
       return Error(Errc::kShape, must + said + "], got " + to_string(got));
     }
     if (const Check check = expect_adapter(block, w.name, x, w.weight)) return check;
-    if (w.weight.is_packed()) continue;  // the op that unpacks it says what it needs
+    if (w.weight.is_quantized()) continue;  // the op that unpacks it says what it needs
     if (const Check check = ops::expect_tensor({block, "x", x}, w.name, w.weight.plain, shape,
                                                w.dtype.value_or(x.dtype()))) {
       return check;

@@ -23,9 +23,9 @@ class Chunks {
   Chunks(CommandEncoder& encoder, const Weight& head, bool of_hidden, bool of_params)
       : encoder_(encoder), head_(head), of_hidden_(of_hidden), of_params_(of_params) {
     if (of_params_) {  // their sums over rows are then f32 as well
-      wide_ = head.packed;
-      wide_.scales = ops::cast(encoder, head.packed.scales.detach(), DType::kF32);
-      wide_.biases = ops::cast(encoder, head.packed.biases.detach(), DType::kF32);
+      wide_ = head.quantized;
+      wide_.scales = ops::cast(encoder, head.quantized.scales.detach(), DType::kF32);
+      wide_.biases = ops::cast(encoder, head.quantized.biases.detach(), DType::kF32);
     }
   }
 
@@ -41,8 +41,8 @@ class Chunks {
 
  private:
   Weight constant_head() const {
-    if (!head_.is_packed()) return head_.plain.detach();
-    ops::QuantizedWeight w = head_.packed;
+    if (!head_.is_quantized()) return head_.plain.detach();
+    ops::QuantizedWeight w = head_.quantized;
     w.scales = w.scales.detach();
     w.biases = w.biases.detach();
     return w;
@@ -51,11 +51,11 @@ class Chunks {
   void back(const Tensor& hidden, const Tensor& dlogits, std::int64_t start, std::int64_t stop,
             Gradients& sum) {
     const Tensor dhidden = of_hidden_ ? sum.hidden.slice(0, start, stop) : Tensor();
-    if (!head_.is_packed()) {
+    if (!head_.is_quantized()) {
       ops::matmul_into(encoder_, dlogits, head_.plain.detach(), dhidden, 0);
       return;
     }
-    const ops::QuantizedWeight& w = of_params_ ? wide_ : head_.packed;
+    const ops::QuantizedWeight& w = of_params_ ? wide_ : head_.quantized;
     const auto part =
         ops::quantized_matmul_backward(encoder_, hidden, w, dlogits, {of_hidden_, of_params_});
     if (of_hidden_) encoder_.copy(part.dx, dhidden);
@@ -90,7 +90,7 @@ void check(const Tape& tape, const Tensor& hidden, const Weight& head, std::int6
   if (head.adapter.defined()) {
     throw Error(Errc::kArgument, "head_loss: the head must not have an adapter");
   }
-  if (!head.is_packed() && tape.wants({head.plain})) {
+  if (!head.is_quantized() && tape.wants({head.plain})) {
     throw Error(Errc::kNoGradient, "head_loss: a plain head must not be watched");
   }
   if (chunk_rows < 0) {
@@ -111,17 +111,17 @@ Tensor head_loss(Tape& tape, const Tensor& hidden, const Weight& head, const ops
   check(tape, hidden, head, chunk_rows);
   CommandEncoder& encoder = tape.encoder();
   const std::int64_t count = hidden.dim(0);
-  const bool packed = head.is_packed();
+  const bool quantized = head.is_quantized();
   const bool of_hidden = tape.wants({hidden});
-  const bool of_params = packed && tape.wants({head.packed.scales, head.packed.biases});
+  const bool of_params = quantized && tape.wants({head.quantized.scales, head.quantized.biases});
   const std::int64_t each =
       chunk_rows > 0 ? chunk_rows
                      : head_chunk_rows(encoder.device(), head.shape()[0], hidden.dtype());
   Gradients sum;
   if (of_hidden) sum.hidden = encoder.empty(hidden.shape(), hidden.dtype());
   if (of_params) {
-    sum.scales = encoder.zeros(head.packed.scales.shape(), DType::kF32);
-    sum.biases = encoder.zeros(head.packed.biases.shape(), DType::kF32);
+    sum.scales = encoder.zeros(head.quantized.scales.shape(), DType::kF32);
+    sum.biases = encoder.zeros(head.quantized.biases.shape(), DType::kF32);
   }
   const Tensor losses = encoder.empty({count}, DType::kF32);
   const Tensor h = encoder.contiguous(hidden.detach());
@@ -134,8 +134,8 @@ Tensor head_loss(Tape& tape, const Tensor& hidden, const Weight& head, const ops
   }
   Tensor loss = ops::loss_rows_reduce(encoder, losses, rows, ops::Reduction::kSum);
   if (of_hidden || of_params) {
-    const Tensor& scales = packed ? head.packed.scales : head.plain;
-    const Tensor& biases = packed ? head.packed.biases : head.plain;
+    const Tensor& scales = quantized ? head.quantized.scales : head.plain;
+    const Tensor& biases = quantized ? head.quantized.biases : head.plain;
     tape.record("head_loss", head_loss_pullback, {hidden, scales, biases}, {&loss},
                 Saved({sum.hidden, sum.scales, sum.biases}));
   }

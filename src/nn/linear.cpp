@@ -11,15 +11,15 @@
 namespace mlxtape::nn {
 
 Shape Weight::shape() const {
-  if (!is_packed()) return plain.shape();
-  Shape shape = packed.scales.shape();
-  if (shape.rank() > 0) shape[shape.rank() - 1] *= packed.group_size;
+  if (!is_quantized()) return plain.shape();
+  Shape shape = quantized.scales.shape();
+  if (shape.rank() > 0) shape[shape.rank() - 1] *= quantized.format.group_size;
   return shape;
 }
 
-Tensor unpacked(Tape& tape, const Weight& w) {
-  if (!w.is_packed()) return w.plain;
-  return ops::dequantize(tape, w.packed);
+Tensor dequantized(Tape& tape, const Weight& w) {
+  if (!w.is_quantized()) return w.plain;
+  return ops::dequantize(tape, w.quantized);
 }
 
 Check linear_check(const Tensor& x, const Weight& w, const Tensor& bias) {
@@ -38,8 +38,8 @@ Check linear_check(const Tensor& x, const Weight& w, const Tensor& bias) {
 namespace {
 
 Tensor without_adapter(Tape& tape, const Tensor& x, const Weight& w, const Tensor& bias) {
-  if (w.is_packed()) {
-    const Tensor y = ops::quantized_matmul(tape, x, w.packed);
+  if (w.is_quantized()) {
+    const Tensor y = ops::quantized_matmul(tape, x, w.quantized);
     return bias.defined() ? ops::add(tape, y, bias) : y;
   }
   Shape shape = x.shape();
@@ -74,13 +74,12 @@ Tensor linear(Tape& tape, const Tensor& x, const Weight& w, const Tensor& bias) 
 
 Tensor embed(Tape& tape, const Weight& w, const Tensor& ids) {
   if (w.adapter.defined()) throw Error(Errc::kArgument, "embed: w must not have an adapter");
-  if (!w.is_packed()) return ops::embedding(tape, w.plain, ids);
+  if (!w.is_quantized()) return ops::embedding(tape, w.plain, ids);
   const auto rows = [&](const Tensor& table) {
     return ops::embedding(tape, table, ids);
   };
-  return unpacked(
-      tape, ops::QuantizedWeight{rows(w.packed.codes), rows(w.packed.scales), rows(w.packed.biases),
-                                 w.packed.bits, w.packed.group_size});
+  return dequantized(tape, ops::QuantizedWeight{rows(w.quantized.codes), rows(w.quantized.scales),
+                                                rows(w.quantized.biases), w.quantized.format});
 }
 
 Check swiglu_network_check(const Tensor& x, const SwigluWeights& w) {

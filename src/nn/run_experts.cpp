@@ -18,7 +18,7 @@ constexpr std::size_t kWeights = 3;  // gate, up, down
 // What a weight's tensors do not say of it.
 struct Forms {
   struct Form {
-    int bits, group;  // 0: not packed
+    int bits, group;  // 0: not quantised
     float scale;
   };
   Form of[kWeights];
@@ -30,18 +30,18 @@ constexpr std::size_t kWithGradient = kCodes;  // the parts before it
 using Parts = std::array<Tensor, kParts>;
 
 Parts parts_of(const Weight& w) {
-  if (!w.is_packed()) return {w.adapter.a, w.adapter.b, w.plain, {}, {}};
-  return {w.adapter.a, w.adapter.b, w.packed.scales, w.packed.biases, w.packed.codes};
+  if (!w.is_quantized()) return {w.adapter.a, w.adapter.b, w.plain, {}, {}};
+  return {w.adapter.a, w.adapter.b, w.quantized.scales, w.quantized.biases, w.quantized.codes};
 }
 
-ops::QuantizedWeight packed_of(const Parts& w, const Forms::Form& form) {
+ops::QuantizedWeight quantized_of(const Parts& w, const Forms::Form& form) {
   return {w[kCodes], w[kNumbers], w[kBiases], form.bits, form.group};
 }
 
 // w + scale·b·a, one expert after the other.
 Tensor effective(CommandEncoder& encoder, const Parts& w, const Forms::Form& form, DType dtype) {
   const Tensor numbers =
-      form.bits == 0 ? w[kNumbers] : ops::dequantize(encoder, packed_of(w, form), dtype);
+      form.bits == 0 ? w[kNumbers] : ops::dequantize(encoder, quantized_of(w, form), dtype);
   if (!w[kA].defined()) return numbers;
   ops::MatmulOptions options;
   options.residual = numbers;
@@ -96,7 +96,7 @@ void give_gradients(Pullback& pullback, std::size_t first, const Parts& w, const
     pullback.give(first + kNumbers, dw);
     return;
   }
-  const auto sums = ops::dequantize_backward(encoder, packed_of(w, form), dw);
+  const auto sums = ops::dequantize_backward(encoder, quantized_of(w, form), dw);
   if (numbers) pullback.give(first + kNumbers, sums.d_scales);
   if (biases) pullback.give(first + kBiases, sums.d_biases);
 }
@@ -141,9 +141,9 @@ Tensor adapted_experts(Tape& tape, const Tensor& x, const ops::ExpertRoute& rout
       if (w[at][part].defined()) w[at][part] = ops::cast(tape, w[at][part], x.dtype());
     }
     for (std::size_t p = 0; p < kWithGradient; ++p) inputs.emplace_back(w[at][p]);
-    const bool packed = weight->is_packed();
-    forms.of[at++] = {packed ? weight->packed.bits : 0, packed ? weight->packed.group_size : 0,
-                      weight->adapter.scale};
+    const bool quantized = weight->is_quantized();
+    forms.of[at++] = {quantized ? weight->quantized.format.bits : 0,
+                      quantized ? weight->quantized.format.group_size : 0, weight->adapter.scale};
   }
   if (!tape.wants(inputs)) {
     const std::int64_t experts = weights.gate.shape()[0];
@@ -167,11 +167,13 @@ Tensor run_experts(Tape& tape, const Tensor& x, const ops::ExpertRoute& route,
   if (w.gate.adapter.defined() || w.up.adapter.defined() || w.down.adapter.defined()) {
     return adapted_experts(tape, x, route, w);
   }
-  if (w.gate.is_packed() && w.up.is_packed() && w.down.is_packed()) {
-    return ops::quantized_experts(tape, x, route, {w.gate.packed, w.up.packed, w.down.packed});
+  if (w.gate.is_quantized() && w.up.is_quantized() && w.down.is_quantized()) {
+    return ops::quantized_experts(tape, x, route,
+                                  {w.gate.quantized, w.up.quantized, w.down.quantized});
   }
-  return ops::experts(tape, x, route,
-                      {unpacked(tape, w.gate), unpacked(tape, w.up), unpacked(tape, w.down)});
+  return ops::experts(
+      tape, x, route,
+      {dequantized(tape, w.gate), dequantized(tape, w.up), dequantized(tape, w.down)});
 }
 
 }  // namespace mlxtape::nn

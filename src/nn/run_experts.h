@@ -1,4 +1,4 @@
-// The networks of experts, whichever way their weights are given: plain, packed, with adapters.
+// The networks of experts, whichever way their weights are given: plain, quantised, with adapters.
 #pragma once
 
 #include "mlxtape/nn/linear.h"

@@ -1,4 +1,4 @@
-// What the validators of ops with packed weights ask of them.
+// What the validators of ops with quantised weights ask of them.
 #pragma once
 
 #include "mlxtape/ops/quantize.h"
@@ -23,10 +23,10 @@ inline Check expect_format(const std::string& who, int bits, int group_size) {
 inline Check expect_quantized(const Beside& first, const std::string& whose,
                               const QuantizedWeight& w, Shape rows, std::int64_t k, DType type) {
   const std::string who = std::string(first.op) + ": " + whose;
-  if (const Check check = expect_format(who, w.bits, w.group_size)) return check;
-  if (k % w.group_size != 0) {
+  if (const Check check = expect_format(who, w.format.bits, w.format.group_size)) return check;
+  if (k % w.format.group_size != 0) {
     return Error(Errc::kShape, who + "rows must be a multiple of the group size " +
-                                   std::to_string(w.group_size) + " long, got " +
+                                   std::to_string(w.format.group_size) + " long, got " +
                                    std::to_string(k));
   }
   const auto expect = [&](const char* name, const Tensor& t, std::int64_t length, DType dtype) {
@@ -34,10 +34,11 @@ inline Check expect_quantized(const Beside& first, const std::string& whose,
     shape.push_back(length);
     return expect_tensor(first, (whose + name).c_str(), t, shape, dtype);
   };
-  if (const Check check = expect("codes", w.codes, k * w.bits / 32, DType::kU32)) return check;
+  if (const Check check = expect("codes", w.codes, k * w.format.bits / 32, DType::kU32))
+    return check;
   const DType params = w.scales.dtype() == DType::kF32 ? DType::kF32 : type;
-  if (const Check check = expect("scales", w.scales, k / w.group_size, params)) return check;
-  return expect("biases", w.biases, k / w.group_size, params);
+  if (const Check check = expect("scales", w.scales, k / w.format.group_size, params)) return check;
+  return expect("biases", w.biases, k / w.format.group_size, params);
 }
 
 }  // namespace mlxtape::ops

@@ -39,9 +39,9 @@ same() {
   [ "$1" = "$2" ] || complain "$3: '$1' and '$2' should be the same"
 }
 
-# make_models: "packed", a model whose vocabulary is the bytes below 64, and the same unpacked, "model".
+# make_models: "quantised", a model whose vocabulary is the bytes below 64, and the same dequantised, "model".
 make_models() {
-  cp -r "$here/../parity/golden/qwen3_next_q4" packed && chmod -R u+w packed
-  cp "$here/../../examples/bytes/tokenizer.json" packed
-  expect 0 "bits per weight" convert --model packed --mlx-path model -d
+  cp -r "$here/../parity/golden/qwen3_next_q4" quantised && chmod -R u+w quantised
+  cp "$here/../../examples/bytes/tokenizer.json" quantised
+  expect 0 "bits per weight" convert --model quantised --mlx-path model -d
 }

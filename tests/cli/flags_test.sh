@@ -9,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 cd "$folder" || exit 1
 on="--device ${2:-cpu}"
 
-# A model, packed and not, and sums to learn.
+# A model, quantised and not, and sums to learn.
 make_models
 printf '{"text": "12+3=15 7+8=15 "}\n{"text": "4+5=9 20+1=21"}\n' >two.jsonl
 
@@ -120,7 +120,7 @@ tame() {
   grep -q "$escape" out err && complain "$*: control characters on stdout or stderr"
 }
 tame quantize --model model --mlx-path "$evil" --q-group-size 32
-tame convert --model packed --mlx-path "$evil" -d --force
+tame convert --model quantised --mlx-path "$evil" -d --force
 tame new "$evil/new" --samples 40
 tame train $on --model model --data two.jsonl --out "$evil/tuned" --iters 1 --batch-size 1 --val-batches 0
 tame lora $on --model model --train --data two.jsonl --adapter-path "$evil/adapters" --iters 1 --batch-size 1 --val-batches 0

@@ -12,7 +12,7 @@ on="--device ${2:-cpu}"
 # ---- train ----
 
 steps="--iters 6 --batch-size 8 --steps-per-report 3 --steps-per-eval 3 --save-every 2"
-scratch="$on --config packed/config.json --from-scratch --data data $steps"
+scratch="$on --config quantised/config.json --from-scratch --data data $steps"
 expect 0 "validation loss" train $scratch --out new
 expect 0 "qwen3_next, f32" inspect new
 expect 0 "tokens/s" generate $on --model new -p '1+1=' -m 4
@@ -25,7 +25,7 @@ same_files new/model.safetensors threads/model.safetensors "a run on one thread"
 expect 0 "validation loss" train $on --model model --data data $steps --out tuned --dtype bfloat16 \
   --schedule cosine --warmup 2 --grad-accumulation-steps 2 --grad-checkpoint --mask-prompt
 expect 0 "qwen3_next, bf16" inspect tuned
-expect 0 "from step" train $on --model packed --data data/train.jsonl $steps --out scales
+expect 0 "from step" train $on --model quantised --data data/train.jsonl $steps --out scales
 expect 0 "4 bits" inspect scales
 
 echo '{"txt": 1}' >bad.jsonl
@@ -36,7 +36,7 @@ expect 1 "must be a directory or absent" train $scratch --out bad.jsonl --force
 expect 1 "must be a writable directory" train $scratch --out bad.jsonl/x
 expect 2 "use either --model" train $on --data data --out no
 expect 2 "use either --model" train $scratch --model model --out no
-expect 2 "add --from-scratch" train $on --config packed/config.json --data data --out no
+expect 2 "add --from-scratch" train $on --config quantised/config.json --data data --out no
 expect 2 "--out is required" train $scratch
 expect 2 "--data is required" train $on --model model --out no
 expect 2 "--iters" train $scratch --out no --iters 0
@@ -58,7 +58,7 @@ one_line "must be in the model's vocabulary of 64, got 97" train $on --model mod
 # Optimizers: each trains, resumes to the same bits, and says which flags are its own.
 for optimizer in adam "sgd --momentum 0.9 --nesterov true" "muon --adamw-share 0.1" "lion --beta2 0.95 --weight-decay 0.1"; do
   steps8="--iters 8 --batch-size 8 --save-every 1 --steps-per-eval 4 --val-batches 1"
-  by="train $on --config packed/config.json --from-scratch --data data $steps8 --optimizer $optimizer"
+  by="train $on --config quantised/config.json --from-scratch --data data $steps8 --optimizer $optimizer"
   expect 0 "from step" $by --out by.whole
   "$program" $by --out by.parts --quiet >/dev/null 2>&1 &
   job=$!
@@ -127,16 +127,16 @@ if [ "$on" = "--device cpu" ] && (ulimit -v 200000 && "$program" --threads 1 inf
   [ ! -e large ] || complain "train without memory wrote its output"
 fi
 if [ "$on" != "--device cpu" ]; then # an embedding of 256 GiB
-  mkdir vast && cp packed/tokenizer.json vast
+  mkdir vast && cp quantised/tokenizer.json vast
   sed -e 's/"vocab_size": [0-9]*/"vocab_size": 8388608/' -e 's/"hidden_size": [0-9]*/"hidden_size": 8192/' \
-    packed/config.json >vast/config.json
+    quantised/config.json >vast/config.json
   one_line "has no room for" train $on --config vast/config.json --from-scratch --data data --out large --quiet
   [ ! -e large ] || complain "train without memory wrote its output"
 fi
 
 # ---- lora, fuse ----
 
-tune="lora $on --model packed --train --data data $steps --learning-rate 1e-3"
+tune="lora $on --model quantised --train --data data $steps --learning-rate 1e-3"
 expect 0 "test loss" $tune --test --rank 4 --scale 2
 expect 0 "from step" $tune --adapter-path dropped --dropout 0.1 --lora-keys q_proj,v_proj
 [ -e adapters/0000002_adapters.safetensors ] || complain "lora: no adapters of step 2"
@@ -144,11 +144,11 @@ expect 0 "from step" $tune --adapter-path dropped --dropout 0.1 --lora-keys q_pr
 expect 1 "adapters/0000002_adapters.safetensors: already exists; use --force to overwrite" $tune
 expect 0 '"step_of_adapters"' $tune --adapter-path keyed --lora-keys self_attn.q_proj,down_proj --num-layers 1 --json
 grep -q '"self_attn.q_proj"' keyed/adapter_config.json || complain "lora --lora-keys: $(cat keyed/adapter_config.json)"
-expect 0 "test loss" lora $on --model packed --test --data data
+expect 0 "test loss" lora $on --model quantised --test --data data
 expect 0 "from step" $tune --adapter-path more --resume-adapter-file adapters/adapters.safetensors --rank 4 --scale 2
 expect 1 "must be [" $tune --adapter-path no --resume-adapter-file adapters/adapters.safetensors --rank 5
 cat >lora.json <<'END'
-{"model": "packed", "train": true, "data": "data", "iters": 4, "batch_size": 8, "steps_per_eval": 3, "device": null,
+{"model": "quantised", "train": true, "data": "data", "iters": 4, "batch_size": 8, "steps_per_eval": 3, "device": null,
  "learning_rate": 1e-3, "fine_tune_type": "lora", "optimizer_config": {"adam": {}}, "lr_schedule": null,
  "lora_parameters": {"rank": 2, "scale": 3.0, "dropout": 0.0, "keys": ["q_proj", "down_proj"]}, "adapter_path": "fromfile"}
 END
@@ -173,7 +173,7 @@ echo '{"optimizer_config": {"adam": {"betas": 0.9}}}' >betas.json
 expect 1 "optimizer_config.adam.betas must be two numbers, got 0.9" $tune -c betas.json --adapter-path no
 # mlx-lm's schedules: rates 5e-4, 1e-3, 1e-3 and half way from that to 1e-4.
 echo '{"learning_rate": 1, "lr_schedule": {"name": "cosine_decay", "warmup": 1, "warmup_init": 5e-4, "arguments": [1e-3, 2, 1e-4]}}' >schedule.json
-plain="lora $on --model packed --train --data data $steps"
+plain="lora $on --model quantised --train --data data $steps"
 "$program" $plain -c schedule.json --adapter-path scheduled --steps-per-report 1 --json --quiet | grep -o '"learning_rate": [0-9.e-]*' | head -4 >rates
 same "$(cut -c 18-24 rates | tr '\n' ' ')" "0.0005 0.001 0.001 0.00055 " "rates of lr_schedule"
 for flag in "--learning-rate 1e-3" "--schedule cosine" "--warmup 2" "--final-share 0.1"; do
@@ -193,7 +193,7 @@ wrong_schedule '"cosine_decay"' 'must be an object, got "cosine_decay"'
 awk 'BEGIN { printf "{\"odd\": [1"; for (i = 0; i < 9999; i++) printf ", 1"; print "]}" }' >odd.json
 expect 1 "odd: unknown setting, got [1, 1" lora $on -c odd.json
 [ ${#output} -lt 400 ] || complain "lora -c quotes ${#output} bytes of its file"
-printf 'model: packed\ntrain: true\n' >lora.conf
+printf 'model: quantised\ntrain: true\n' >lora.conf
 for file in lora.conf rates; do
   expect 1 "$file: must be a JSON object; YAML is not read: write the same keys as JSON" lora $on -c $file
 done
@@ -203,12 +203,12 @@ expect 1 "nowhere.json" lora $on -c nowhere.json
 expect 2 "mlxtape train" $tune --fine-tune-type full
 expect 2 "DoRA is not supported" $tune --fine-tune-type dora
 expect 2 "--weight-decay does not apply to --optimizer adam, which takes --beta1" $tune --weight-decay 0.1
-expect 2 "--train, --test or both" lora $on --model packed --data data
+expect 2 "--train, --test or both" lora $on --model quantised --data data
 expect 2 "--model is required" lora $on --train --data data
 expect 2 "no.such" $tune --adapter-path no --lora-keys no.such
 one_line "--test needs samples" $tune --iters 100000 --test --data data/train.jsonl --adapter-path untested
 [ ! -e untested ] || complain "lora --test without samples began all the same"
-expect 1 "--test needs samples in test.jsonl" lora $on --model packed --test --data data/train.jsonl
+expect 1 "--test needs samples in test.jsonl" lora $on --model quantised --test --data data/train.jsonl
 interrupted held/state.safetensors $tune $long --iters 100000 --adapter-path held
 grep -q -- "--adapter-path held --resume$" err || complain "lora, interrupted: $(cat err)"
 step=$(sed -n 's/^stopped after step \([0-9]*\) of.*/\1/p' err)
@@ -222,16 +222,16 @@ interrupted valid/0000003_adapters.safetensors $tune --save-every 1 --steps-per-
 last=$(find valid -name '0*_adapters.safetensors' | sort | tail -n 1)
 same_files "$last" valid/adapters.safetensors "the adapters of a run that was interrupted, and its last save"
 
-expect 0 "modules fused" fuse --model packed --adapter-path adapters --save-path fused
+expect 0 "modules fused" fuse --model quantised --adapter-path adapters --save-path fused
 expect 0 "4 bits" inspect fused
-expect 1 "fused: already exists" fuse --model packed --adapter-path adapters --save-path fused
-expect 0 "32.000 bits per weight" fuse --model packed --adapter-path adapters --save-path wide -d
-expect 0 '"modules"' fuse --model packed --adapter-path adapters --save-path wide -d --force --json
-same "$("$program" generate $on --model packed --adapter-path adapters -p '12+3=' -m 8 --quiet)" \
-  "$("$program" generate $on --model wide -p '12+3=' -m 8 --quiet)" "with adapters, and fused and unpacked"
-expect 1 "adapter_config.json" generate $on --model packed --adapter-path nowhere -p 1
-expect 1 "adapter_config.json" fuse --model packed --adapter-path nowhere --save-path no
-same "$("$program" eval $on --model packed --data data --adapter-path adapters --sequence-length 16 | grep perplexity)" \
+expect 1 "fused: already exists" fuse --model quantised --adapter-path adapters --save-path fused
+expect 0 "32.000 bits per weight" fuse --model quantised --adapter-path adapters --save-path wide -d
+expect 0 '"modules"' fuse --model quantised --adapter-path adapters --save-path wide -d --force --json
+same "$("$program" generate $on --model quantised --adapter-path adapters -p '12+3=' -m 8 --quiet)" \
+  "$("$program" generate $on --model wide -p '12+3=' -m 8 --quiet)" "with adapters, and fused and dequantised"
+expect 1 "adapter_config.json" generate $on --model quantised --adapter-path nowhere -p 1
+expect 1 "adapter_config.json" fuse --model quantised --adapter-path nowhere --save-path no
+same "$("$program" eval $on --model quantised --data data --adapter-path adapters --sequence-length 16 | grep perplexity)" \
   "$("$program" eval $on --model wide --data data --sequence-length 16 | grep perplexity)" "eval with adapters and fused"
 
 # ---- dwq ----
@@ -247,7 +247,7 @@ expect 0 "bits per weight" quantize --model model --mlx-path two --q-bits 2 --q-
 expect 0 "% lower" $teach --quantized-model two --mlx-path same
 same_files taught/model.safetensors same/model.safetensors "dwq of a student that was there and of one made"
 expect 0 "% lower" $teach --data-path data/train.jsonl --mlx-path drawn --num-samples 16 --num-valid-samples 4
-expect 2 "is already quantised" dwq $on --model packed --data-path data --mlx-path no
+expect 2 "is already quantised" dwq $on --model quantised --data-path data --mlx-path no
 expect 2 "--data-path is required" dwq $on --model model --mlx-path no
 expect 2 "--targets-only needs --target-dir" $teach --targets-only
 expect 1 "taught: already exists" $teach --mlx-path taught
@@ -313,7 +313,7 @@ expect 0 "report.html" $show --iters 2 --out shown6
 # ---- what may not be mixed ----
 
 # A run goes on from the model that it began with, or not at all.
-interrupted based.state/state.safetensors train $on --model packed --data data --save-every 1 --iters 100000 --out based
+interrupted based.state/state.safetensors train $on --model quantised --data data --save-every 1 --iters 100000 --out based
 one_line "weights must be" train $on --model scales --data data --save-every 1 --iters 1 --out based --resume
 
 # One run at a time in a folder.
@@ -363,8 +363,8 @@ same "$("$program" eval $on --model model --data data --sequence-length 16 | gre
 expect 0 "top-1 agreement      100.0 ± 0.0 %" eval $on --model model --reference model --data data --sequence-length 16
 expect 0 '"top1_agreement"' eval $on --model two --reference model --data data --sequence-length 16 --json
 # Answers alone: what lora's test tells.
-"$program" eval $on --model packed --data data --mask-prompt --adapter-path adapters --json >out || complain "eval --mask-prompt"
-"$program" lora $on --model packed --data data --mask-prompt --test --json >out2 || complain "lora --test --mask-prompt"
+"$program" eval $on --model quantised --data data --mask-prompt --adapter-path adapters --json >out || complain "eval --mask-prompt"
+"$program" lora $on --model quantised --data data --mask-prompt --test --json >out2 || complain "lora --test --mask-prompt"
 same "$(sed -n 's/.*"loss": \(.....\).*/\1/p' out)" "$(sed -n 's/.*"test_loss": \(.....\).*/\1/p' out2)" "answers alone"
 same "$(sed -n 's/.*"tokens": \([0-9]*\).*/\1/p' out)" "$(sed -n 's/.*"test_tokens": \([0-9]*\).*/\1/p' out2)" "answers alone"
 expect 1 "needs samples with a completion" eval $on --model model --data data --mask-prompt --sequence-length 3

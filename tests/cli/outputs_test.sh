@@ -27,13 +27,13 @@ refuses() {
 }
 
 steps="--iters 3 --batch-size 8 --steps-per-eval 100 --save-every 1 --val-batches 0 --learning-rate 1e-3"
-scratch="train $on --config packed/config.json --from-scratch --data data $steps --out"
-tuned="train $on --model packed --data data $steps --out"
-tune="lora $on --model packed --train --data data $steps --rank 2 --lora-keys q_proj --adapter-path"
+scratch="train $on --config quantised/config.json --from-scratch --data data $steps --out"
+tuned="train $on --model quantised --data data $steps --out"
+tune="lora $on --model quantised --train --data data $steps --rank 2 --lora-keys q_proj --adapter-path"
 teach="dwq $on --model model --bits 2 --group-size 32 --data-path data --batch-size 8 --mlx-path"
 pack="dynamic-quant $on --model model --low-bits 2 --low-group-size 32 --high-bits 6 --high-group-size 32 --target-bpw 7"
 expect 0 "from step" $tune adapters
-fuse="fuse --model packed --adapter-path adapters --save-path"
+fuse="fuse --model quantised --adapter-path adapters --save-path"
 expect 0 "bits per weight" $pack --data-path data --sequence-length 16 --mlx-path dynamic
 expect 0 "bits per weight" quantize --model model --mlx-path two --q-bits 2 --q-group-size 32
 pack="$pack --sensitivities model_sensitivities.json --mlx-path"
@@ -48,7 +48,7 @@ cp -r two scripted && echo mine >scripted/train.py
 cp -r two nested && cp -r adapters nested
 cp -r two linked && mv linked/tokenizer.json elsewhere.json && ln -s ../elsewhere.json linked/tokenizer.json
 mkdir configured && echo '{"port": 80}' >configured/config.json
-for command in "$pack4" "convert --model packed -d --mlx-path" "$scratch" "$tuned" "$fuse" "$teach" "$pack"; do
+for command in "$pack4" "convert --model quantised -d --mlx-path" "$scratch" "$tuned" "$fuse" "$teach" "$pack"; do
   refuses 1 "webapp: already exists and contains .git, which is not part of a model, so --force does not overwrite it" \
     $command webapp --force
   refuses 1 "noted: already exists and contains notes.txt, which is not part of a model" $command noted --force
@@ -65,7 +65,7 @@ cp two/config.json two/tokenizer.json handmade
 cp -r two studied && echo mine >studied/modeling_foo.py
 cp -r two worded && echo mine >worded/tokenizer_notes.json
 cp -r two described && printf -- '---\nlibrary_name: mlx\n---\n# me/mine\nusing mlx-lm version **0.28.0**.\n\nMy notes.\n' >described/README.md
-for command in "$pack4" "convert --model packed -d --mlx-path" "$scratch" "$fuse" "$teach" "$pack"; do
+for command in "$pack4" "convert --model quantised -d --mlx-path" "$scratch" "$fuse" "$teach" "$pack"; do
   refuses 1 "coded: already exists and contains modeling_foo.py, which is not part of a model" $command coded --force
   refuses 1 "handmade: already exists and has no weights of a model" $command handmade --force
   refuses 1 "studied: already exists and contains modeling_foo.py" $command studied --force
@@ -79,7 +79,7 @@ expect 0 "bits per weight" quantize --model own-code --q-group-size 32 --mlx-pat
 same_files own-code/modeling_foo.py with-code/modeling_foo.py "code that comes along"
 refuses 1 "with-code: already exists and contains modeling_foo.py" $pack4 with-code --force
 rm noted/notes.txt
-for command in "$pack4" "convert --model packed -d --mlx-path" "$scratch" "$fuse" "$teach" "$pack"; do
+for command in "$pack4" "convert --model quantised -d --mlx-path" "$scratch" "$fuse" "$teach" "$pack"; do
   cp model/generation_config.json noted 2>/dev/null || echo '{}' >noted/generation_config.json
   expect 0 "noted" $command noted --force
 done
@@ -117,12 +117,12 @@ done
 refuses 2 "--mlx-path model must not be --model alias" quantize --model alias --mlx-path model --force
 mkdir around && cp -r model around/inner
 refuses 2 "--mlx-path around must not contain --model around/inner" quantize --model around/inner --mlx-path around --force
-refuses 2 "--out packed must not be --model packed" $tuned packed --force
+refuses 2 "--out quantised must not be --model quantised" $tuned quantised --force
 refuses 2 "--out data must not be --data data" $tuned data --force
-refuses 2 "--out packed must not contain --config packed/config.json" $scratch packed --force
+refuses 2 "--out quantised must not contain --config quantised/config.json" $scratch quantised --force
 refuses 2 "--state data must not be --data data; use another --state" $tuned new --state data
 refuses 2 "--out new must not contain --state new/state" $tuned new --state new/state
-refuses 2 "--save-path packed must not be --model packed" $fuse packed --force
+refuses 2 "--save-path quantised must not be --model quantised" $fuse quantised --force
 refuses 2 "--save-path adapters must not be --adapter-path adapters" $fuse adapters --force
 refuses 2 "--mlx-path model must not be --model model" $teach model --force
 refuses 2 "--mlx-path two must not be --quantized-model two" $teach two --quantized-model two --force
@@ -130,7 +130,7 @@ refuses 2 "--mlx-path data must not be --data-path data" $teach data --force
 refuses 2 "--target-dir model must not be --model model" $teach new --target-dir model
 refuses 2 "--mlx-path model must not be --model model" $pack model --force
 refuses 2 "--mlx-path . must not contain --model model" $pack . --force
-refuses 2 "--adapter-path packed must not be --model packed" $tune packed --force
+refuses 2 "--adapter-path quantised must not be --model quantised" $tune quantised --force
 refuses 2 "--adapter-path adapters must not contain --resume-adapter-file adapters/adapters.safetensors" \
   $tune adapters --resume-adapter-file adapters/adapters.safetensors --force
 # Links inside an input's folder, some or all of its files.
@@ -147,9 +147,9 @@ refuses 2 "--out m2 must not contain model.safetensors of --model m3" train $on 
 refuses 2 "--save-path m2 must not contain model.safetensors of --model m3" \
   fuse --model m3 --adapter-path adapters --save-path m2 --force
 mkdir linked-data && ln -s ../m2/train.jsonl linked-data && cp data/train.jsonl m2
-refuses 2 "--out m2 must not contain train.jsonl of --data linked-data" train $on --model packed --data linked-data $steps --out m2 --force
+refuses 2 "--out m2 must not contain train.jsonl of --data linked-data" train $on --model quantised --data linked-data $steps --out m2 --force
 refuses 2 "--state m2 must not contain train.jsonl of --data linked-data" \
-  train $on --model packed --data linked-data $steps --out new --state m2
+  train $on --model quantised --data linked-data $steps --out new --state m2
 # The same links, and an output elsewhere.
 expect 0 "bits per weight" quantize --model hub/snapshots --mlx-path linked-out --q-group-size 32
 same_files hub/blobs/whole/model.safetensors model/model.safetensors "what an input's links lead to"
@@ -159,7 +159,7 @@ expect 0 "bits per weight" $pack4 model/q4 && rm -r model/q4
 # ---- an output that cannot be made ----
 
 echo x >afile && ln -s nowhere astray
-for command in "$pack4" "convert --model packed -d --mlx-path" "$scratch" "$tuned" "$fuse" "$teach" "$pack" "$tune"; do
+for command in "$pack4" "convert --model quantised -d --mlx-path" "$scratch" "$tuned" "$fuse" "$teach" "$pack" "$tune"; do
   for name in afile afile/ afile//; do
     refuses 1 "$name: must be a directory or absent, got a file" $command $name --force
   done
@@ -248,11 +248,11 @@ before=$(contents good)
 runaway="--data data --batch-size 8 --val-batches 0 --iters 1 --force --quiet"
 for flags in "--learning-rate 1e38" "--learning-rate 10 --weight-decay 1e38" \
   "--dtype float16 --learning-rate 1e36"; do
-  expect 1 "the weights after step 1 must be finite: the tensor " train $on --model packed $runaway $flags --out good
+  expect 1 "the weights after step 1 must be finite: the tensor " train $on --model quantised $runaway $flags --out good
   same "$before" "$(contents good)" "a model whose place weights that are NaN were to take, with $flags"
   [ ! -e good.state/state.safetensors ] || complain "train $flags saved weights that are NaN"
 done
-expect 1 "must be finite: the tensor " lora $on --model packed --train $runaway --learning-rate 3e38 --adapter-path ran
+expect 1 "must be finite: the tensor " lora $on --model quantised --train $runaway --learning-rate 3e38 --adapter-path ran
 same "$(ls ran)" "" "what lora left of adapters that are NaN"
 expect 1 "must be finite" $teach good --force --learning-rate 1e38 --num-samples 8 --quiet
 same "$before" "$(contents good)" "a model whose place a student that is NaN was to take"
@@ -344,7 +344,7 @@ same "$(grep -c 'mlxtape: stopping' err)" 1 "words of a run under nohup"
 # A model's file that becomes shorter while it is in use; on a GPU it is not in use any more.
 ulimit -c 0
 cut="cut$(printf '\033')[31m" # which a terminal would obey
-cp -r packed "$cut"
+cp -r quantised "$cut"
 echo '{% for m in messages %}<{{ m.content }}>{% endfor %}' >"$cut/chat_template.jinja"
 # talk: chat with what comes through the pipe, once it has answered.
 talk() {

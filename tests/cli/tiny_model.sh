@@ -1,7 +1,7 @@
 # shellcheck shell=sh disable=SC2154  # program, here, folder
 # What the tests of jobs share, behind expect.sh and in its folder: a tiny model, data for it, and runs that are stopped.
 
-# A model whose vocabulary is the bytes below 64, packed and not, and sums to learn: 12+3=15.
+# A model whose vocabulary is the bytes below 64, quantised and not, and sums to learn: 12+3=15.
 make_models
 mkdir data
 for part in train:48 valid:8 test:8; do

@@ -23,8 +23,8 @@ Tensor filled(const Shape& shape, DType dtype, float step, float first = 0) {
   return t;
 }
 
-void add_packed(GgufExport& model, const std::string& module, const Shape& shape, int bits,
-                int group, DType scales, float scale = 0.25F) {
+void add_quantized(GgufExport& model, const std::string& module, const Shape& shape, int bits,
+                   int group, DType scales, float scale = 0.25F) {
   Shape codes = shape, groups = shape;
   codes[codes.rank() - 1] = shape.back() * bits / 32;
   groups[groups.rank() - 1] = shape.back() / group;
@@ -103,8 +103,8 @@ TEST(GgufExport, GroupsOf4And5BitsAreTheSameNumbers) {
       GgufExport model = llama(false);
       for (const char* name : {"q_proj", "v_proj"}) {
         const bool is_q = name[0] == 'q';
-        add_packed(model, std::string("model.layers.0.self_attn.") + name, {is_q ? 64 : 32, 64},
-                   bits, group, DType::kBF16);
+        add_quantized(model, std::string("model.layers.0.self_attn.") + name, {is_q ? 64 : 32, 64},
+                      bits, group, DType::kBF16);
       }
       model.config.set("quantization", Json::Object{{"bits", bits}, {"group_size", group}});
       const GgufExported done = export_gguf(folder / "m.gguf", model);
@@ -132,7 +132,7 @@ TEST(GgufExport, WhatHasNoExactTypeIsUnpackedAndCounted) {
   const auto type_of = [](int bits, float scale, std::optional<GgufType> matrices = {}) {
     const TempFolder folder;
     GgufExport model = llama();
-    add_packed(model, "model.layers.0.self_attn.v_proj", {32, 64}, bits, 64, DType::kF32, scale);
+    add_quantized(model, "model.layers.0.self_attn.v_proj", {32, 64}, bits, 64, DType::kF32, scale);
     model.config.set("quantization", Json::Object{{"bits", bits}, {"group_size", 64}});
     model.matrices = matrices;
     const GgufExported done = export_gguf(folder / "m.gguf", model);
@@ -217,7 +217,7 @@ TEST(GgufExport, DeltaNetsAreReadAsTheSame) {
                    {layer + "conv1d.weight", filled({144, 4, 1}, DType::kF32, 1)},
                    {layer + "A_log", filled({4}, DType::kF32, 0.5F)},
                    {layer + "dt_bias", filled({4}, DType::kF32, 1)}};
-  add_packed(model, layer + "out_proj", {32, 128}, 4, 64, DType::kF16);
+  add_quantized(model, layer + "out_proj", {32, 128}, 4, 64, DType::kF16);
   model.config.set("quantization", Json::Object{{"bits", 4}, {"group_size", 64}});
   EXPECT_EQ(export_gguf(folder / "m.gguf", model).exact, 1);
   const GgufModel again(folder / "m.gguf");
@@ -271,9 +271,9 @@ TEST(GgufExport, SaysWhatGgufHasNoPlaceFor) {
   EXPECT_EQ(said([](GgufExport& m) { m.otherwise = GgufType::kQ4K; }),
             "gguf: weights can be written as F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0");
   EXPECT_EQ(said([](GgufExport& m) {
-              add_packed(m, "model.layers.0.self_attn.v_proj", {32, 64}, 4, 64, DType::kF16);
+              add_quantized(m, "model.layers.0.self_attn.v_proj", {32, 64}, 4, 64, DType::kF16);
             }),
-            "gguf: config.json must say how model.layers.0.self_attn.v_proj is packed");
+            "gguf: config.json must say how model.layers.0.self_attn.v_proj is quantised");
   EXPECT_EQ(folder.files(), 0U);
 }
 

@@ -196,7 +196,7 @@ TEST(GgufModel, RowsOfQueriesAndKeysArePutInOrder) {
   }
 }
 
-std::vector<float> unpacked(const GgufModel& model, const std::string& name, unsigned bits) {
+std::vector<float> dequantized(const GgufModel& model, const std::string& name, unsigned bits) {
   const Tensor codes = model.tensor(name + ".weight");
   const std::vector<float> s = floats(model.tensor(name + ".scales"));
   const std::vector<float> b = floats(model.tensor(name + ".biases"));
@@ -227,7 +227,7 @@ TEST(GgufModel, PackedRowsMoveWithTheirScales) {
     const GgufTensor& q = model.file().tensor("blk.0.attn_q.weight");
     std::vector<float> there(1024);
     dequantize(q.type, model.file().bytes(q), there);
-    const std::vector<float> here = unpacked(model, kQ, bits);
+    const std::vector<float> here = dequantized(model, kQ, bits);
     for (std::size_t row = 0; row < 32; ++row) {
       const std::size_t from = row / 16 * 16 + 2 * (row % 8) + row % 16 / 8;
       for (std::size_t i = 0; i < 32; ++i) EXPECT_EQ(here[row * 32 + i], there[from * 32 + i]);
@@ -381,7 +381,7 @@ TEST(GgufModel, PackedColumnsMoveInWholeGroups) {
   const GgufTensor& tensor = model.file().tensor("blk.0.ssm_out.weight");
   std::vector<float> there(32 * 128);
   dequantize(tensor.type, model.file().bytes(tensor), there);
-  const std::vector<float> here = unpacked(model, name, 5);
+  const std::vector<float> here = dequantized(model, name, 5);
   for (std::size_t i = 0; i < 128; ++i) {
     EXPECT_EQ(here[7 * 128 + i], there[7 * 128 + 32 * kThere[i / 32] + i % 32]);
   }

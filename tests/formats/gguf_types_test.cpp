@@ -42,10 +42,10 @@ const char* const kPacked[] = {"Q4_0", "Q4_1", "Q5_0", "Q5_1",   "Q8_0",   "Q2_K
 
 TEST(GgufTypes, NumbersAreThoseOfThePythonPackage) {
   for (const std::string name : kPacked) {
-    const GgufTensor& packed = golden().tensor(name);
-    EXPECT_EQ(info_of(packed.type).name, name);
+    const GgufTensor& quantized = golden().tensor(name);
+    EXPECT_EQ(info_of(quantized.type).name, name);
     const std::vector<float> want = numbers_of(golden().tensor(name + ".numbers"));
-    EXPECT_EQ(different_bits(numbers_of(packed), want), 0U) << name;
+    EXPECT_EQ(different_bits(numbers_of(quantized), want), 0U) << name;
     EXPECT_GT(different_bits(std::vector<float>(want.size()), want), want.size() / 2) << name;
   }
 }
@@ -79,10 +79,10 @@ std::vector<float> affine_numbers(const GgufTensor& tensor) {
 TEST(GgufTypes, AffineGroupsAreTheSameNumbers) {
   int forms = 0;
   for (const std::string name : kPacked) {
-    const GgufTensor& packed = golden().tensor(name);
-    if (!info_of(packed.type).affine) continue;
+    const GgufTensor& quantized = golden().tensor(name);
+    if (!info_of(quantized.type).affine) continue;
     ++forms;
-    EXPECT_EQ(affine_numbers(packed), numbers_of(packed)) << name;
+    EXPECT_EQ(affine_numbers(quantized), numbers_of(quantized)) << name;
   }
   EXPECT_EQ(forms, 11);
 }
@@ -101,9 +101,9 @@ TEST(GgufTypes, NumbersArePackedAsThePythonPackageDoes) {
   for (const std::string name : {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "BF16", "F16"}) {
     const GgufTensor& want = golden().tensor(name + ".packed");
     ASSERT_TRUE(can_quantize(want.type)) << name;
-    std::vector<std::byte> packed(want.bytes);
-    quantize(want.type, numbers_of(golden().tensor(name + ".from")), packed);
-    EXPECT_EQ(std::memcmp(packed.data(), golden().bytes(want).data(), want.bytes), 0) << name;
+    std::vector<std::byte> quantized(want.bytes);
+    quantize(want.type, numbers_of(golden().tensor(name + ".from")), quantized);
+    EXPECT_EQ(std::memcmp(quantized.data(), golden().bytes(want).data(), want.bytes), 0) << name;
   }
   EXPECT_FALSE(can_quantize(GgufType::kQ4K));
 }
@@ -145,8 +145,8 @@ TEST(GgufTypes, WhatIsNoNumberIsPackedWithinItsBlock) {
     for (const float odd : {inf, -inf, nan, 1e-44F, std::numeric_limits<float>::max()}) {
       std::vector<float> numbers(32, odd);
       numbers[3] = 1;
-      std::vector<std::byte> packed(static_cast<std::size_t>(info_of(type).bytes));
-      quantize(type, numbers, packed);  // sanitizers watch it
+      std::vector<std::byte> quantized(static_cast<std::size_t>(info_of(type).bytes));
+      quantize(type, numbers, quantized);  // sanitizers watch it
     }
   }
 }

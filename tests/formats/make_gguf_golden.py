@@ -2,8 +2,8 @@
 
     python make_gguf_golden.py        needs: pip install gguf
 
-types.gguf   metadata of every type; of each packed type T a tensor T of random blocks, T.numbers (F32) as gguf unpacks them;
-             of each type that gguf packs, T.from (F32) and T.packed.
+types.gguf   metadata of every type; of each quantised type T a tensor T of random blocks, T.numbers (F32) as gguf unpacks them;
+             of each type that gguf packs, T.from (F32) and T.quantised.
 split-*      three parts of one model, two tensors each.
 """
 import pathlib
@@ -60,12 +60,12 @@ def types():
     numbers = (rng.normal(size=(4, 64)) * np.array([[1], [1e-3], [0], [100]])).astype(np.float32)
     numbers[3, 32:] = -0.25
     for name in MADE:
-        packed = quants.quantize(numbers, Type[name])
+        quantised = quants.quantize(numbers, Type[name])
         writer.add_tensor(name + ".from", numbers)
         if name == "F16":
-            writer.add_tensor(name + ".packed", packed)
+            writer.add_tensor(name + ".quantised", quantised)
         else:
-            writer.add_tensor(name + ".packed", packed.view(np.uint8), raw_dtype=Type[name])
+            writer.add_tensor(name + ".quantised", quantised.view(np.uint8), raw_dtype=Type[name])
     close(writer)
 
 

@@ -108,7 +108,7 @@ TEST_P(DwqTargets, OfAllLogitsAreTheTeacher) {
   std::vector<jobs::DwqResult> results;
   for (const bool stored : {false, true}) {
     models::Model student =
-        models::quantize_model(encoder(), teacher_, models::usual_packing({2, 32}));
+        models::quantize_model(encoder(), teacher_, models::usual_format({2, 32}));
     const jobs::DwqTeacher teacher =
         stored ? jobs::DwqTeacher{nullptr, &targets} : jobs::DwqTeacher{&teacher_, nullptr};
     results.push_back(jobs::dwq(encoder(), student, teacher, train_, valid_, options));
@@ -136,7 +136,7 @@ TEST_P(DwqTargets, ACapturedRunHasTheSameBits) {
   std::vector<std::vector<unsigned char>> ends[2];
   for (const bool capture : {false, true}) {
     models::Model student =
-        models::quantize_model(encoder(), teacher_, models::usual_packing({2, 32}));
+        models::quantize_model(encoder(), teacher_, models::usual_format({2, 32}));
     jobs::DwqOptions options;
     options.fit.learning_rate = 1e-3;
     options.fit.validate_every = 0;
@@ -154,7 +154,7 @@ TEST_P(DwqTargets, FewLogitsStillTeach) {
   jobs::write_targets(encoder(), teacher_, plan_, path("t"));
   const jobs::Targets targets(path("t"), plan_, 80);
   models::Model student =
-      models::quantize_model(encoder(), teacher_, models::usual_packing({2, 32}));
+      models::quantize_model(encoder(), teacher_, models::usual_format({2, 32}));
   jobs::DwqOptions options;
   options.fit.learning_rate = 5e-4;
   const auto r = jobs::dwq(encoder(), student, {nullptr, &targets}, train_, valid_, options);

@@ -59,8 +59,8 @@ class Dwq : public OnDevice {
   }
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
 
-  models::Model packed(const models::Model& model, int bits = 2) {
-    return models::quantize_model(encoder(), model, models::usual_packing({bits, 32}));
+  models::Model quantized(const models::Model& model, int bits = 2) {
+    return models::quantize_model(encoder(), model, models::usual_format({bits, 32}));
   }
   // Everything that a file would hold.
   std::vector<std::vector<unsigned char>> bits(const models::Model& model) {
@@ -93,7 +93,7 @@ TEST_P(Dwq, BringsTheStudentNearer) {
   const Batches batches(walks(1200, 1), kSizes);
   const std::vector<Batch> valid = jobs::every_batch(walks(40, 2), kSizes);
   const models::Model teacher = trained("qwen3_next");
-  models::Model student = packed(teacher);
+  models::Model student = quantized(teacher);
   const models::Model before = student;
   const auto teacher_bits = bits(teacher), before_bits = bits(before);
   const auto kl_before = jobs::evaluate(encoder(), student, &teacher, valid).kl;
@@ -140,10 +140,10 @@ TEST_P(Dwq, HeadKlIsTheFormula) {
   std::vector<double> counts;
   for (std::int64_t r = 0; r < rows; ++r) counts.push_back(r % 5 == 3 ? 0 : 1);
   const Tensor weights = upload(counts, {rows}, DType::kF32);
-  for (const bool is_packed : {true, false}) {
+  for (const bool is_quantized : {true, false}) {
     for (const std::int64_t k : {std::int64_t{0}, std::int64_t{9}, classes}) {
       for (const std::int64_t chunk : {33, 64}) {
-        SCOPED_TRACE((is_packed ? "packed " : "plain ") + std::to_string(k) + " " +
+        SCOPED_TRACE((is_quantized ? "quantised " : "plain ") + std::to_string(k) + " " +
                      std::to_string(chunk));
         jobs::HeadTeacher teacher;
         if (k == 0) {
@@ -159,10 +159,10 @@ TEST_P(Dwq, HeadKlIsTheFormula) {
           Tape tape(encoder());
           const Tensor h = tape.watch(x);
           nn::Weight head = w;
-          if (is_packed) {
+          if (is_quantized) {
             head = ops::quantize(encoder(), w, {4, 32});
-            head.packed.scales = tape.watch(head.packed.scales);
-            head.packed.biases = tape.watch(head.packed.biases);
+            head.quantized.scales = tape.watch(head.quantized.scales);
+            head.quantized.biases = tape.watch(head.quantized.biases);
           }
           Tensor loss;
           if (ours) {
@@ -178,9 +178,9 @@ TEST_P(Dwq, HeadKlIsTheFormula) {
           }
           tape.backward(ops::multiply(tape, loss, 3.0));
           std::vector<std::vector<double>> all = {download(loss), download(tape.grad(h))};
-          if (is_packed) {
-            all.push_back(download(tape.grad(head.packed.scales)));
-            all.push_back(download(tape.grad(head.packed.biases)));
+          if (is_quantized) {
+            all.push_back(download(tape.grad(head.quantized.scales)));
+            all.push_back(download(tape.grad(head.quantized.biases)));
           }
           return all;
         };
@@ -197,7 +197,7 @@ TEST_P(Dwq, GoesOnWithTheSameBits) {
   options.fit.learning_rate = 1e-3;
   options.fit.validate_every = 4;
   options.fit.folder = path("whole");
-  models::Model whole = packed(teacher);
+  models::Model whole = quantized(teacher);
   const DwqResult one = jobs::dwq(encoder(), whole, {&teacher, nullptr}, train_, valid_, options);
   EXPECT_EQ(one.fit.steps, 10);  // one pass
 
@@ -213,7 +213,7 @@ TEST_P(Dwq, GoesOnWithTheSameBits) {
   DwqResult last;
   models::Model parts;
   for (int part = 0; part < 3; ++part) {
-    parts = packed(teacher);
+    parts = quantized(teacher);
     options.fit.resume = part > 0;
     last = jobs::dwq(encoder(), parts, {&teacher, nullptr}, train_, valid_, options, hooks);
     EXPECT_EQ(last.fit.stopped, part < 2);
@@ -223,7 +223,7 @@ TEST_P(Dwq, GoesOnWithTheSameBits) {
   EXPECT_EQ(last.final, one.final);
 
   options.temperature = 1;
-  parts = packed(teacher);
+  parts = quantized(teacher);
   expect_error(Errc::kArgument, "dwq temperature",
                [&] { jobs::dwq(encoder(), parts, {&teacher, nullptr}, train_, valid_, options); });
 }
@@ -237,7 +237,7 @@ TEST_P(Dwq, ACapturedRunHasTheSameBits) {
     options.fit.learning_rate = 1e-3;
     options.fit.validate_every = 0;
     options.fit.capture = capture;
-    models::Model student = packed(teacher);
+    models::Model student = quantized(teacher);
     const DwqResult r = jobs::dwq(encoder(), student, {&teacher, nullptr}, train_, valid_, options);
     EXPECT_EQ(r.fit.replays > 0, capture);
     ends[capture ? 1 : 0] = bits(student);
@@ -248,7 +248,7 @@ TEST_P(Dwq, ACapturedRunHasTheSameBits) {
 TEST_P(Dwq, KeepsTheBestWhereItEndsWorse) {
   const models::Model teacher = lively_model(encoder(), "qwen3");
   for (const bool with_folder : {false, true}) {
-    models::Model student = packed(teacher, 4);
+    models::Model student = quantized(teacher, 4);
     const auto before = bits(student);
     DwqOptions options;
     options.fit.learning_rate = 1;
@@ -269,7 +269,7 @@ TEST_P(Dwq, LayersComputedAgainAreTheSame) {
   const models::Model teacher = lively_model(encoder(), "qwen3_5_moe");
   std::vector<std::vector<std::vector<unsigned char>>> ends;
   for (const bool checkpoint : {false, true}) {
-    models::Model student = packed(teacher);
+    models::Model student = quantized(teacher);
     DwqOptions options;
     options.fit.learning_rate = 1e-3;
     options.fit.iterations = 3;
@@ -287,7 +287,7 @@ TEST_P(Dwq, HoldsFewLogits) {
   json.set("num_hidden_layers", 1);
   const models::Model teacher =
       models::random_model(models::Config::parse(json, "wide"), encoder(), DType::kF32, 1);
-  models::Model student = packed(teacher, 4);
+  models::Model student = quantized(teacher, 4);
   const BatchOptions sizes{2, 8, 257, 0, true};
   const Batches train(walks(2, 1, 300), sizes);
   DwqOptions options;
@@ -302,7 +302,7 @@ TEST_P(Dwq, HoldsFewLogits) {
 
 TEST_P(Dwq, SaysWhatIsWrong) {
   const models::Model teacher = small_model(encoder(), "qwen3");
-  models::Model student = packed(teacher);
+  models::Model student = quantized(teacher);
   const auto refused = [&](const std::string& says, const jobs::DwqTeacher& from,
                            const DwqOptions& options = {}) {
     expect_error(Errc::kArgument, says,
@@ -320,7 +320,7 @@ TEST_P(Dwq, SaysWhatIsWrong) {
   const models::Model other =
       models::random_model(models::Config::parse(json, "other"), encoder(), DType::kF32, 1);
   refused("the student's vocabulary of 80, got 96", {&other, nullptr});
-  models::Model eight = packed(teacher, 8);
+  models::Model eight = quantized(teacher, 8);
   expect_error(Errc::kArgument, "quantised to fewer than 8 bits, got none",
                [&] { jobs::dwq(encoder(), eight, {&teacher, nullptr}, train_, valid_); });
   expect_error(Errc::kArgument, "the validation set must have a token to score", [&] {

@@ -41,7 +41,7 @@ class DynamicQuant : public OnDevice {
   }
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
 
-  Tensor coarse(const Tensor& w, models::Packing p) {
+  Tensor coarse(const Tensor& w, models::WeightFormat p) {
     return ops::dequantize(encoder(), ops::quantize(encoder(), w, {p.bits, p.group_size}));
   }
 
@@ -59,7 +59,7 @@ class DynamicQuant : public OnDevice {
       if (slot.weight == nullptr) continue;
       const Tensor w = slot.weight->plain;
       const bool router = how.keep_routers && is_router(slot.name);
-      const models::Packing p = router ? models::Packing{8, 64} : how.low;
+      const models::WeightFormat p = router ? models::WeightFormat{8, 64} : how.low;
       if (w.shape().back() % p.group_size != 0) continue;
       slot.weight->plain = coarse(w, p);
       if (!router) originals.emplace_back(slot.name, w);
@@ -107,8 +107,8 @@ TEST_P(DynamicQuant, IsTheGradientTimesWhatIsLost) {
       const auto batches = some_rows(5, 11, 3);
       ASSERT_EQ(batches.size(), 3U);
       jobs::SensitivityOptions options;
-      options.packing = {{2, 32}, {4, 32}, keep};
-      const auto want = direct(model, batches, options.packing);
+      options.formats = {{2, 32}, {4, 32}, keep};
+      const auto want = direct(model, batches, options.formats);
       const Sensitivities got = jobs::sensitivities(encoder(), model, batches, options);
       ASSERT_EQ(got.size(), want.size());
       for (std::size_t i = 0; i < got.size(); ++i) {
@@ -137,7 +137,7 @@ TEST_P(DynamicQuant, HoldsALayerAtATime) {
   std::size_t all = 0;
   for (const auto& p : models::parameters(model)) all += p.tensor.bytes();
   jobs::SensitivityOptions options;
-  options.packing = {{2, 32}, {4, 32}, true};
+  options.formats = {{2, 32}, {4, 32}, true};
   options.checkpoint = true;
   MemoryPool& memory = encoder().device().memory();
   memory.reset_peak();
@@ -150,11 +150,11 @@ TEST_P(DynamicQuant, ChoosesWhatFits) {
   const models::Model model = lively_model(encoder(), "qwen3_next");
   const DynamicQuantOptions how{{2, 32}, {6, 32}, true};
   jobs::SensitivityOptions options;
-  options.packing = how;
+  options.formats = how;
   const Sensitivities values = jobs::sensitivities(encoder(), model, some_rows(2, 9, 4), options);
   std::size_t before = 0;
   for (const double target : {4.5, 5.0, 6.0, 7.0, 100.0}) {
-    const jobs::DynamicPacking p = jobs::choose_packing(model, values, target, how);
+    const jobs::DynamicFormats p = jobs::choose_formats(model, values, target, how);
     EXPECT_LE(p.bits_per_weight, target);
     EXPECT_GT(p.high.size(), before);
     before = p.high.size();
@@ -177,15 +177,15 @@ TEST_P(DynamicQuant, ChoosesWhatFits) {
     } else {
       EXPECT_EQ(p.high.size(), values.size());
     }
-    const models::Model packed = models::quantize_model(encoder(), model, p.rule);
-    EXPECT_EQ(packed.weights.layers[0].moe.router.packed.bits, 8);
+    const models::Model quantized = models::quantize_model(encoder(), model, p.rule);
+    EXPECT_EQ(quantized.weights.layers[0].moe.router.quantized.format.bits, 8);
     std::size_t bytes = 0;
     std::int64_t elements = 0;
-    for (const auto& q : models::parameters(packed)) bytes += q.tensor.bytes();
+    for (const auto& q : models::parameters(quantized)) bytes += q.tensor.bytes();
     for (const auto& q : models::parameters(model)) elements += q.tensor.size();
     EXPECT_DOUBLE_EQ(p.bits_per_weight,
                      8 * static_cast<double>(bytes) / static_cast<double>(elements));
-    EXPECT_DOUBLE_EQ(jobs::bits_per_weight(packed, p.rule), p.bits_per_weight);
+    EXPECT_DOUBLE_EQ(jobs::bits_per_weight(quantized, p.rule), p.bits_per_weight);
   }
 }
 
@@ -202,11 +202,11 @@ TEST_P(DynamicQuant, SaysWhatIsWrong) {
   };
   const auto choose = [&](const Sensitivities& v, double target, const DynamicQuantOptions& o) {
     return [&, v, target, o] {
-      jobs::choose_packing(model, v, target, o);
+      jobs::choose_formats(model, v, target, o);
     };
   };
   EXPECT_TRUE(
-      jobs::choose_packing(model, values, 4.5, how).high.empty());  // equal ones: all or none
+      jobs::choose_formats(model, values, 4.5, how).high.empty());  // equal ones: all or none
   refused("the target must be at least 4.147", choose(values, 3, how));
   refused("high must be larger than low, 4 bits in groups of 64, got 4 bits in groups of 64",
           choose(values, 4, {{4, 64}, {4, 64}, true}));
@@ -226,15 +226,15 @@ TEST_P(DynamicQuant, SaysWhatIsWrong) {
   refused("the sensitivity of lm_head must be finite, got nan", choose(other, 5, how));
 
   jobs::SensitivityOptions options;
-  options.packing = how;
+  options.formats = how;
   refused("there must be at least one batch",
           [&] { jobs::sensitivities(encoder(), model, {}, options); });
   expect_error(Errc::kIo, "a token must be in the vocabulary of 80, got 99",
                [&] { jobs::sensitivities(encoder(), model, {{1, 1, {99}, {1}, 1}}, options); });
-  const models::Model packed =
-      models::quantize_model(encoder(), model, models::usual_packing({4, 32}));
+  const models::Model quantized =
+      models::quantize_model(encoder(), model, models::usual_format({4, 32}));
   refused("must not be quantised, got model.embed_tokens in 4 bits",
-          [&] { jobs::sensitivities(encoder(), packed, some_rows(1, 4, 1), options); });
+          [&] { jobs::sensitivities(encoder(), quantized, some_rows(1, 4, 1), options); });
   options.chunk_rows = -1;
   refused("chunk_rows must be at least 0, got -1",
           [&] { jobs::sensitivities(encoder(), model, some_rows(1, 4, 1), options); });
@@ -263,7 +263,7 @@ TEST_P(DynamicQuant, Stops) {
   const models::Model model = lively_model(encoder(), "qwen3");
   const auto batches = some_rows(6, 5, 9);
   jobs::SensitivityOptions options;
-  options.packing = {{2, 32}, {4, 32}, true};
+  options.formats = {{2, 32}, {4, 32}, true};
   std::int64_t heard = 0;
   options.progress = [&](std::int64_t done, std::int64_t all) {
     heard = done;

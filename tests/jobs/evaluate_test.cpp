@@ -87,10 +87,10 @@ class Evaluate : public OnDevice {
     return all;
   }
 
-  models::Model model_ = {}, packed_ = {};
+  models::Model model_ = {}, quantized_ = {};
   void make(const std::string& type, int bits) {
     model_ = lively_model(encoder(), type);
-    packed_ = models::quantize_model(encoder(), model_, models::usual_packing({bits, 32}));
+    quantized_ = models::quantize_model(encoder(), model_, models::usual_format({bits, 32}));
   }
 };
 
@@ -111,12 +111,12 @@ TEST_P(Evaluate, IsWhatTheFormulasSay) {
     padded.learn_prompt = false;
     for (const auto& batches :
          {jobs::rows_of_length(samples, 9, 4), jobs::every_batch(samples, padded)}) {
-      const Numbers want = direct(packed_, model_, batches);
+      const Numbers want = direct(quantized_, model_, batches);
       for (const std::int64_t chunk : {0, 7, 17}) {
         SCOPED_TRACE(type + " " + std::to_string(chunk));
         jobs::EvaluateOptions options;
         options.chunk_rows = chunk;
-        const Evaluation got = jobs::evaluate(encoder(), packed_, &model_, batches, options);
+        const Evaluation got = jobs::evaluate(encoder(), quantized_, &model_, batches, options);
         EXPECT_EQ(got.tokens, static_cast<std::int64_t>(want.loss.size()));
         const double size = want.largest + std::log(80.0);
         const auto perplexity = [](const std::vector<double>& loss) {
@@ -135,7 +135,7 @@ TEST_P(Evaluate, IsWhatTheFormulasSay) {
         EXPECT_LT(got.agreement.value, 1);
         EXPECT_GT(got.peak_bytes, 0U);
 
-        const Evaluation alone = jobs::evaluate(encoder(), packed_, nullptr, batches, options);
+        const Evaluation alone = jobs::evaluate(encoder(), quantized_, nullptr, batches, options);
         EXPECT_EQ(alone.perplexity.value, got.perplexity.value);
         EXPECT_EQ(alone.perplexity.error, got.perplexity.error);
         EXPECT_EQ(alone.kl.value, 0);
@@ -160,12 +160,12 @@ TEST_P(Evaluate, RowsSideBySide) {
   make("qwen3_next", 4);
   const std::vector<Sample> samples = some_samples(12, 8);
   const Evaluation alone =
-      jobs::evaluate(encoder(), packed_, &model_, jobs::rows_of_length(samples, 8, 1));
+      jobs::evaluate(encoder(), quantized_, &model_, jobs::rows_of_length(samples, 8, 1));
   std::vector<Batch> batches = jobs::rows_of_length(samples, 8, 5);
   batches.back().rows += 1;
   batches.back().tokens.insert(batches.back().tokens.begin(), 7, 3);
   batches.back().targets.insert(batches.back().targets.begin(), 7, -1);
-  const Evaluation together = jobs::evaluate(encoder(), packed_, &model_, batches);
+  const Evaluation together = jobs::evaluate(encoder(), quantized_, &model_, batches);
   EXPECT_EQ(together.tokens, alone.tokens);
   EXPECT_NEAR(together.loss, alone.loss, 1e-5);
   EXPECT_NEAR(together.kl.value, alone.kl.value, 1e-5);
@@ -185,11 +185,11 @@ TEST_P(Evaluate, Stops) {
   options.stop = [&] {
     return heard.size() == 2;
   };
-  const Evaluation some = jobs::evaluate(encoder(), packed_, &model_, batches, options);
+  const Evaluation some = jobs::evaluate(encoder(), quantized_, &model_, batches, options);
   EXPECT_TRUE(some.stopped);
   EXPECT_EQ(some.tokens, 2 * 2 * 7);
   EXPECT_EQ(heard, (std::vector<std::int64_t>{1, 2}));
-  const Evaluation two = jobs::evaluate(encoder(), packed_, &model_, {batches[0], batches[1]});
+  const Evaluation two = jobs::evaluate(encoder(), quantized_, &model_, {batches[0], batches[1]});
   EXPECT_FALSE(two.stopped);
   EXPECT_EQ(two.kl.value, some.kl.value);
 }

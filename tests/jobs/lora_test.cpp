@@ -39,15 +39,15 @@ std::vector<Sample> walks(unsigned seed, std::size_t count) {
 
 class LoraJob : public OnDevice {
  protected:
-  Model base(const std::string& type, bool packed, DType dtype = DType::kF32,
+  Model base(const std::string& type, bool quantized, DType dtype = DType::kF32,
              std::uint64_t seed = 1) {
     formats::Json config = small_config(type);
     config.set("num_hidden_layers", 2);
     config.set("vocab_size", kLetters);
     const Model model =
         models::random_model(models::Config::parse(config, type), encoder(), dtype, seed);
-    if (!packed) return model;
-    return models::quantize_model(encoder(), model, models::usual_packing({4, 32}));
+    if (!quantized) return model;
+    return models::quantize_model(encoder(), model, models::usual_format({4, 32}));
   }
   static LoraJobOptions options(std::int64_t iterations) {
     LoraJobOptions o;
@@ -74,8 +74,8 @@ class LoraJob : public OnDevice {
 };
 
 TEST_P(LoraJob, LearnsBesideWeightsThatStay) {
-  for (const bool packed : {false, true}) {
-    Model model = base("qwen3_next", packed);
+  for (const bool quantized : {false, true}) {
+    Model model = base("qwen3_next", quantized);
     // The head stays as it was drawn: only with larger numbers before it can it be sure of a letter.
     model.weights.norm = encoder().full(model.weights.norm.shape(), DType::kF32, 6);
     const Bits before = bits(models::parameters(model));
@@ -124,7 +124,7 @@ TEST_P(LoraJob, ResumesWithTheSameBits) {
 // Dropout is drawn anew at each replay.
 TEST_P(LoraJob, ACapturedRunHasTheSameBits) {
   encoder().device().memory().set_guarded(false);  // else nothing is planned
-  for (const bool is_packed : {false, true}) {
+  for (const bool is_quantized : {false, true}) {
     for (const double dropout : {0.0, 0.2}) {
       for (const std::int64_t accumulation : {1, 2}) {
         LoraJobOptions o = options(7);
@@ -135,7 +135,7 @@ TEST_P(LoraJob, ACapturedRunHasTheSameBits) {
         std::vector<double> losses[2];
         for (const bool capture : {false, true}) {
           o.train.fit.capture = capture;
-          Model model = base("qwen3", is_packed);
+          Model model = base("qwen3", is_quantized);
           const TrainResult r = jobs::lora(encoder(), model, data_, o);
           EXPECT_EQ(r.fit.replays > 0, capture);
           ends[capture ? 1 : 0] = adapters(model);

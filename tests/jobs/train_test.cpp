@@ -257,29 +257,29 @@ TEST_P(Train, CheckpointsChangeRoundingsAlone) {
   EXPECT_LT(want[3], 0.8 * want[0]);
 }
 
-TEST_P(Train, PackedWeightsLearnByTheirScales) {
-  const models::Model packed = models::quantize_model(encoder(), model("qwen3", DType::kF32),
-                                                      models::usual_packing({4, 32}));
-  const auto before = bits(packed);
+TEST_P(Train, QuantizedWeightsLearnByTheirScales) {
+  const models::Model quantized =
+      models::quantize_model(encoder(), model("qwen3", DType::kF32), models::usual_format({4, 32}));
+  const auto before = bits(quantized);
   TrainOptions o = options(2);
-  jobs::train(encoder(), packed, {words(1, 8), {}, {}}, o);
-  const auto after = bits(packed);
-  const auto parameters = models::parameters(packed);
+  jobs::train(encoder(), quantized, {words(1, 8), {}, {}}, o);
+  const auto after = bits(quantized);
+  const auto parameters = models::parameters(quantized);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     EXPECT_EQ(before[i] != after[i], is_float(parameters[i].tensor.dtype())) << parameters[i].name;
   }
 }
 
-// Products' weights are Muon's, of packed ones nothing; all else is AdamW's.
+// Products' weights are Muon's, of quantised ones nothing; all else is AdamW's.
 TEST_P(Train, MuonIsForProducts) {
-  for (const bool packed : {false, true}) {
+  for (const bool quantized : {false, true}) {
     models::Model learner = model("qwen3_next");
-    if (packed) {
-      learner = models::quantize_model(encoder(), learner, models::usual_packing({4, 32}));
+    if (quantized) {
+      learner = models::quantize_model(encoder(), learner, models::usual_format({4, 32}));
     }
     TrainOptions o = options(2);
     o.fit.optimiser = jobs::make_optimiser("muon");
-    o.fit.folder = folder_ / (packed ? "packed" : "plain");
+    o.fit.folder = folder_ / (quantized ? "quantised" : "plain");
     jobs::train(encoder(), learner, {words(1, 8), {}, {}}, o);
     const formats::SafetensorsFile state(o.fit.folder + "/state.safetensors");
     const auto is_muons = [&](const std::string& name) {
@@ -291,7 +291,7 @@ TEST_P(Train, MuonIsForProducts) {
       if (!is_float(p.tensor.dtype())) continue;
       const bool is_product = p.name.find("_proj") != std::string::npos ||
                               p.name.find("gate.weight") != std::string::npos;
-      EXPECT_EQ(is_muons(p.name), is_product && !packed) << p.name;
+      EXPECT_EQ(is_muons(p.name), is_product && !quantized) << p.name;
       matrices += is_product ? 1 : 0;
     }
     EXPECT_GT(matrices, 10U);

@@ -85,9 +85,9 @@ TEST_P(ModelNonfinite, NamesTheFirstTensor) {
 
 TEST_P(ModelNonfinite, LooksAtScalesAndAdapters) {
   const models::Model plain = small_model(encoder(), "qwen3_next");
-  models::Model model = models::quantize_model(encoder(), plain, models::usual_packing({4, 32}));
+  models::Model model = models::quantize_model(encoder(), plain, models::usual_format({4, 32}));
   EXPECT_FALSE(models::find_nonfinite(encoder(), model).any());
-  plant(model.weights.embedding.packed.scales, {1}, -kInfinite);
+  plant(model.weights.embedding.quantized.scales, {1}, -kInfinite);
   EXPECT_EQ(models::find_nonfinite(encoder(), model).first, "model.embed_tokens.scales");
 }
 

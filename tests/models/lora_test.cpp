@@ -35,14 +35,14 @@ class Lora : public OnDevice {
   }
   const std::string& folder() const { return folder_; }
 
-  Model base(const std::string& type, bool packed, DType dtype = DType::kF32) {
+  Model base(const std::string& type, bool quantized, DType dtype = DType::kF32) {
     const Model model = small_model(encoder(), type, dtype);
-    if (!packed) return model;
-    return models::quantize_model(encoder(), model, models::usual_packing({4, 32}));
+    if (!quantized) return model;
+    return models::quantize_model(encoder(), model, models::usual_format({4, 32}));
   }
   // With numbers in every b, so that adapters count about as much as the weights do.
-  Model adapted(const std::string& type, bool packed, const LoraOptions& options = {4, 2}) {
-    Model model = base(type, packed);
+  Model adapted(const std::string& type, bool quantized, const LoraOptions& options = {4, 2}) {
+    Model model = base(type, quantized);
     models::add_lora(encoder(), model, options, 7);
     Noise noise(11);
     for (const models::Parameter& p : models::lora_parameters(model)) {
@@ -84,12 +84,13 @@ class Lora : public OnDevice {
 
 TEST_P(Lora, AtFirstNothingChanges) {
   for (const std::string& type : model_types()) {
-    for (const bool packed : {false, true}) {
-      Model model = base(type, packed);
+    for (const bool quantized : {false, true}) {
+      Model model = base(type, quantized);
       const std::vector<double> before = logits(model);
       models::add_lora(encoder(), model, {}, 1);
       EXPECT_LT(apart(before, logits(model)), 1e-5) << type;
-      EXPECT_GT(apart(before, logits(adapted(type, packed))), 0.01) << type << ": adapters count";
+      EXPECT_GT(apart(before, logits(adapted(type, quantized))), 0.01)
+          << type << ": adapters count";
       models::remove_lora(model);
       EXPECT_FALSE(models::has_lora(model));
     }
@@ -165,8 +166,8 @@ TEST_P(Lora, AdaptersAsMlxLmDrawsThem) {
 // Chunks and steps see the adapters as whole sequences do.
 TEST_P(Lora, InChunksAndSteps) {
   for (const std::string& type : model_types()) {
-    for (const bool packed : {false, true}) {
-      const Model model = adapted(type, packed);
+    for (const bool quantized : {false, true}) {
+      const Model model = adapted(type, quantized);
       const std::vector<double> whole = logits(model);
       const std::int64_t length = 9, vocabulary = 80;
       const Tensor all = tokens();
@@ -218,12 +219,12 @@ TEST_P(Lora, GradientsOfAdaptersAlone) {
   }
 }
 
-TEST_P(Lora, PackedUnderItsAdapters) {
+TEST_P(Lora, QuantizedUnderItsAdapters) {
   const Model model = adapted("qwen3_next", false);
-  const Model packed = models::quantize_model(encoder(), model, models::usual_packing({8, 32}));
-  EXPECT_EQ(models::lora_parameters(packed).size(), models::lora_parameters(model).size());
-  const double by_packing = apart(logits(model), logits(packed));
-  EXPECT_LT(by_packing, 0.1 * apart(logits(base("qwen3_next", false)), logits(model)));
+  const Model quantized = models::quantize_model(encoder(), model, models::usual_format({8, 32}));
+  EXPECT_EQ(models::lora_parameters(quantized).size(), models::lora_parameters(model).size());
+  const double by_format = apart(logits(model), logits(quantized));
+  EXPECT_LT(by_format, 0.1 * apart(logits(base("qwen3_next", false)), logits(model)));
 }
 
 TEST_P(Lora, AHeadsAdapter) {
@@ -240,28 +241,28 @@ TEST_P(Lora, AHeadsAdapter) {
 
 TEST_P(Lora, FusedModelsAreTheSame) {
   for (const std::string& type : model_types()) {
-    const Model plain = adapted(type, false), packed = adapted(type, true);
+    const Model plain = adapted(type, false), quantized = adapted(type, true);
     const Model fused = models::fuse_lora(encoder(), plain);
     EXPECT_FALSE(models::has_lora(fused));
     EXPECT_LT(apart(logits(plain), logits(fused)), 1e-5) << type;
     EXPECT_GT(apart(logits(base(type, false)), logits(fused)), 0.01) << type;
-    const Model wide = models::fuse_lora(encoder(), packed, {true});
-    EXPECT_LT(apart(logits(packed), logits(wide)), 1e-5) << type;
+    const Model wide = models::fuse_lora(encoder(), quantized, {true});
+    EXPECT_LT(apart(logits(quantized), logits(wide)), 1e-5) << type;
     for (const models::Parameter& p : models::parameters(wide)) {
       EXPECT_TRUE(is_float(p.tensor.dtype())) << p.name;
     }
     EXPECT_EQ(wide.config.quantization.usual.bits, 0);
     EXPECT_EQ(wide.config.json.find("quantization"), nullptr);
-    // Packed again as it was: the nearest codes of the sum.
-    const Model again = models::fuse_lora(encoder(), packed);
-    const Model want = models::quantize_model(encoder(), wide, models::usual_packing({4, 32}));
+    // Quantised again as it was: the nearest codes of the sum.
+    const Model again = models::fuse_lora(encoder(), quantized);
+    const Model want = models::quantize_model(encoder(), wide, models::usual_format({4, 32}));
     const auto got_all = models::parameters(again), want_all = models::parameters(want);
     ASSERT_EQ(got_all.size(), want_all.size());
     for (std::size_t i = 0; i < got_all.size(); ++i) {
-      if (got_all[i].name.find("layers") == std::string::npos) continue;  // packed twice there
+      if (got_all[i].name.find("layers") == std::string::npos) continue;  // quantised twice there
       EXPECT_EQ(download(got_all[i].tensor), download(want_all[i].tensor)) << got_all[i].name;
     }
-    EXPECT_EQ(again.config.json, packed.config.json);
+    EXPECT_EQ(again.config.json, quantized.config.json);
   }
 }
 

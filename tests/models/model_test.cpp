@@ -47,7 +47,7 @@ class Models : public OnDevice {
   fs::path folder_;
 };
 
-// What was saved comes back with the same bits, packed or not, in one file or many.
+// What was saved comes back with the same bits, quantised or not, in one file or many.
 TEST_P(Models, SavedAndLoaded) {
   for (const std::string& type : model_types()) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -55,7 +55,7 @@ TEST_P(Models, SavedAndLoaded) {
         SCOPED_TRACE(type + " " + name_of(dtype) + " " + std::to_string(bits));
         models::Model model = small_model(encoder(), type, dtype);
         if (bits > 0) {
-          model = models::quantize_model(encoder(), model, models::usual_packing({bits, 32}));
+          model = models::quantize_model(encoder(), model, models::usual_format({bits, 32}));
         }
         const std::vector<unsigned char> want = logit_bits(model);
         models::SaveOptions options;
@@ -72,12 +72,12 @@ TEST_P(Models, SavedAndLoaded) {
 
 TEST_P(Models, RoutersInEightBits) {
   const models::Model model = models::quantize_model(
-      encoder(), small_model(encoder(), "qwen3_next"), models::usual_packing({4, 32}));
+      encoder(), small_model(encoder(), "qwen3_next"), models::usual_format({4, 32}));
   const nn::MoeWeights& moe = model.weights.layers[0].moe;
-  EXPECT_EQ(moe.router.packed.bits, 8);
-  EXPECT_EQ(moe.router.packed.group_size, 64);
-  EXPECT_EQ(moe.shared_gate.packed.bits, 8);
-  EXPECT_EQ(moe.experts.down.packed.bits, 4);
+  EXPECT_EQ(moe.router.quantized.format.bits, 8);
+  EXPECT_EQ(moe.router.quantized.format.group_size, 64);
+  EXPECT_EQ(moe.shared_gate.quantized.format.bits, 8);
+  EXPECT_EQ(moe.experts.down.quantized.format.bits, 4);
 }
 
 // As many tokens as there are go to as many experts as each has; those of a row are the same as if it were alone.

@@ -283,7 +283,7 @@ TEST_P(Plans, EverythingAtOnce) {
     Tape tape(encoder());
     return values(models::logits(tape, of, models::hidden(tape, of, ids(11))));
   };
-  const Model small = models::quantize_model(encoder(), model, models::usual_packing({8, 32}));
+  const Model small = models::quantize_model(encoder(), model, models::usual_format({8, 32}));
   expect_alike(logits(small), computed.logits, 0.1, "quantised");
   Model adapted = model;
   models::add_lora(encoder(), adapted, {.rank = 2}, 1);

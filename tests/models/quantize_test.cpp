@@ -9,7 +9,7 @@ namespace mlxtape::test {
 namespace {
 
 using formats::Json;
-using models::Packing;
+using models::WeightFormat;
 
 // A weight as a model has it, with the role that its name stands for.
 models::Part part(const std::string& path, const Shape& shape) {
@@ -33,14 +33,14 @@ models::Part part(const std::string& path, const Shape& shape) {
 }
 
 // The choices of mlx-lm itself (make_recipes_golden.py).
-TEST(ModelPacking, RecipesAsMlxLm) {
+TEST(ModelFormat, RecipesAsMlxLm) {
   const Json golden =
       Json::parse(read_whole(MLXTAPE_GOLDEN_RECIPES, "test"), MLXTAPE_GOLDEN_RECIPES);
   const Shape shape{8, 64};
   models::ModelPlan plan;
   for (const auto& [count, matters] : golden.find("layers that matter")->object()) {
     plan.layers.resize(std::stoull(count));
-    const auto rule = models::mixed_packing("mixed_3_6", 64, plan);
+    const auto rule = models::mixed_format("mixed_3_6", 64, plan);
     for (std::int64_t l = 0; l < plan.layer_count(); ++l) {
       const int want = matters.string()[static_cast<std::size_t>(l)] == '1' ? 6 : 3;
       for (const char* prefix : {"model.layers.", "language_model.model.layers."}) {
@@ -53,7 +53,7 @@ TEST(ModelPacking, RecipesAsMlxLm) {
   std::vector<std::string> names;
   for (const auto& [name, paths] : golden.find("bits of 8 layers")->object()) {
     names.push_back(name);
-    const auto rule = models::mixed_packing(name, 32, plan);
+    const auto rule = models::mixed_format(name, 32, plan);
     for (const auto& [path, bits] : paths.object()) {
       EXPECT_EQ(rule(part(path, shape)).bits, bits.integer()) << name << " " << path;
       EXPECT_EQ(rule(part(path, shape)).group_size, 32);
@@ -65,7 +65,7 @@ TEST(ModelPacking, RecipesAsMlxLm) {
   EXPECT_EQ(names, models::mixed_recipes());
 }
 
-TEST(ModelPacking, Patterns) {
+TEST(ModelFormat, Patterns) {
   EXPECT_TRUE(models::path_fits("a.b.c", "a.b.c"));
   EXPECT_TRUE(models::path_fits("a.b.c", "*.c"));
   EXPECT_TRUE(models::path_fits("a.b.c", "a*c*"));
@@ -77,8 +77,8 @@ TEST(ModelPacking, Patterns) {
   EXPECT_FALSE(models::path_fits("layers.1.x", "layers.1?.*"));
   EXPECT_FALSE(models::path_fits("a", ""));
 
-  const auto rule = models::packing_with(
-      models::usual_packing({4, 64}), {{"*_proj", {3, 32}}, {"*.v_proj", {}}, {"*gate", {2, 64}}});
+  const auto rule = models::format_with(
+      models::usual_format({4, 64}), {{"*_proj", {3, 32}}, {"*.v_proj", {}}, {"*gate", {2, 64}}});
   const Shape shape{8, 64};
   EXPECT_EQ(rule(part("lm_head", shape)).bits, 4);
   EXPECT_EQ(rule(part("x.k_proj", shape)).bits, 3);
@@ -88,17 +88,17 @@ TEST(ModelPacking, Patterns) {
   EXPECT_EQ(rule(part("lm_head", {8, 96})).bits, 0);
 }
 
-TEST(ModelPacking, SaysWhatIsWrong) {
-  expect_error(Errc::kArgument, "got 4 in groups of 0", [] { models::usual_packing({4}); });
-  expect_error(Errc::kArgument, "got 7 in groups of 64", [] { models::usual_packing({7, 64}); });
-  expect_error(Errc::kArgument, "got 1 in groups of 64", [] { models::usual_packing({1, 64}); });
+TEST(ModelFormat, SaysWhatIsWrong) {
+  expect_error(Errc::kArgument, "got 4 in groups of 0", [] { models::usual_format({4}); });
+  expect_error(Errc::kArgument, "got 7 in groups of 64", [] { models::usual_format({7, 64}); });
+  expect_error(Errc::kArgument, "got 1 in groups of 64", [] { models::usual_format({1, 64}); });
   expect_error(Errc::kArgument, "a recipe must be mixed_2_6",
-               [] { models::mixed_packing("mixed_1_2", 64, {}); });
+               [] { models::mixed_format("mixed_1_2", 64, {}); });
   expect_error(Errc::kArgument, "got 3 in groups of 16",
-               [] { models::mixed_packing("mixed_3_6", 16, {}); });
+               [] { models::mixed_format("mixed_3_6", 16, {}); });
   expect_error(Errc::kArgument, "got 9 in groups of 64",
-               [] { models::packing_with(models::usual_packing({4, 64}), {{"*", {9, 64}}}); });
-  const auto rule = models::packing_with(models::usual_packing({4, 64}), {{"*.x", {4, 64}}});
+               [] { models::format_with(models::usual_format({4, 64}), {{"*", {9, 64}}}); });
+  const auto rule = models::format_with(models::usual_format({4, 64}), {{"*.x", {4, 64}}});
   expect_error(Errc::kArgument, "a.x has rows of 96 values, no multiple of the group size 64",
                [&] { rule(part("a.x", {8, 96})); });
 }
@@ -115,18 +115,18 @@ class ModelQuantize : public OnDevice {
   }
 };
 
-TEST_P(ModelQuantize, UnpackedAgain) {
+TEST_P(ModelQuantize, Dequantized) {
   const models::Model model = small_model(encoder(), "qwen3_next");
-  const models::Model packed =
-      models::quantize_model(encoder(), model, models::usual_packing({4, 32}));
-  const models::Model again = models::dequantize_model(encoder(), packed);
+  const models::Model quantized =
+      models::quantize_model(encoder(), model, models::usual_format({4, 32}));
+  const models::Model again = models::dequantize_model(encoder(), quantized);
   EXPECT_EQ(again.config.quantization.usual.bits, 0);
   EXPECT_TRUE(again.config.quantization.of.empty());
   EXPECT_EQ(again.config.json, model.config.json);
   EXPECT_EQ(models::bits_per_weight(again), 32);
-  const nn::Weight& before = packed.weights.layers[0].moe.router;
+  const nn::Weight& before = quantized.weights.layers[0].moe.router;
   EXPECT_EQ(bits_of(encoder(), again.weights.layers[0].moe.router.plain),
-            bits_of(encoder(), ops::dequantize(encoder(), before.packed)));
+            bits_of(encoder(), ops::dequantize(encoder(), before.quantized)));
   EXPECT_EQ(bits_of(encoder(), again.weights.norm), bits_of(encoder(), model.weights.norm));
 }
 
@@ -150,13 +150,13 @@ TEST_P(ModelQuantize, Cast) {
     EXPECT_EQ(bits(models::cast_model(encoder(), up, DType::kBF16)), bits(half));
     EXPECT_EQ(bits(models::cast_model(encoder(), model, DType::kF32)), bits(model));
 
-    const models::Model packed =
-        models::quantize_model(encoder(), model, models::usual_packing({4, 32}));
-    const models::Model cast = models::cast_model(encoder(), packed, DType::kF16);
-    EXPECT_EQ(cast.weights.embedding.packed.scales.dtype(), DType::kF16);
-    EXPECT_EQ(cast.weights.embedding.packed.biases.dtype(), DType::kF16);
-    EXPECT_EQ(bits_of(encoder(), cast.weights.embedding.packed.codes),
-              bits_of(encoder(), packed.weights.embedding.packed.codes));
+    const models::Model quantized =
+        models::quantize_model(encoder(), model, models::usual_format({4, 32}));
+    const models::Model cast = models::cast_model(encoder(), quantized, DType::kF16);
+    EXPECT_EQ(cast.weights.embedding.quantized.scales.dtype(), DType::kF16);
+    EXPECT_EQ(cast.weights.embedding.quantized.biases.dtype(), DType::kF16);
+    EXPECT_EQ(bits_of(encoder(), cast.weights.embedding.quantized.codes),
+              bits_of(encoder(), quantized.weights.embedding.quantized.codes));
   }
   const models::Model model = small_model(encoder(), "qwen3");
   expect_error(Errc::kDType, "must be f32, f16 or bf16, got f64",

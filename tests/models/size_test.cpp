@@ -48,19 +48,20 @@ TEST_P(ModelSizes, Bytes) {
   EXPECT_EQ(training.all(), 16 * numbers);  // two and two bytes, a master, two moments
 
   // 4 bits and of each group of 32 a scale and a bias in 16.
-  const models::Model packed =
-      models::quantize_model(encoder(), model, models::usual_packing({4, 32}));
-  const auto& w = packed.weights.embedding.packed;
+  const models::Model quantized =
+      models::quantize_model(encoder(), model, models::usual_format({4, 32}));
+  const auto& w = quantized.weights.embedding.quantized;
   EXPECT_EQ(8 * (w.codes.bytes() + w.scales.bytes() + w.biases.bytes()),
-            5 * static_cast<std::size_t>(*element_count(packed.weights.embedding.shape())));
-  EXPECT_GT(models::bits_per_weight(packed), 5);  // norms are not packed
-  EXPECT_LT(models::bits_per_weight(packed), 6);
+            5 * static_cast<std::size_t>(*element_count(quantized.weights.embedding.shape())));
+  EXPECT_GT(models::bits_per_weight(quantized), 5);  // norms are not quantised
+  EXPECT_LT(models::bits_per_weight(quantized), 6);
   std::size_t codes = 0;
-  for (const auto& p : models::parameters(packed)) {
+  for (const auto& p : models::parameters(quantized)) {
     if (p.tensor.dtype() == DType::kU32) codes += p.tensor.bytes();
   }
-  EXPECT_EQ(models::training_bytes(packed).gradients, models::weight_bytes(packed) - codes);
-  EXPECT_EQ(models::training_bytes(packed).optimiser, 6 * (models::weight_bytes(packed) - codes));
+  EXPECT_EQ(models::training_bytes(quantized).gradients, models::weight_bytes(quantized) - codes);
+  EXPECT_EQ(models::training_bytes(quantized).optimiser,
+            6 * (models::weight_bytes(quantized) - codes));
 }
 
 MT_ON_EVERY_BACKEND(ModelSizes);

@@ -24,17 +24,17 @@ class HeadLoss : public OnDevice {
     encoder().upload(targets.data(), targets_.bytes(), targets_);
   }
 
-  // The loss, and what reaches hidden and, of a packed head that learns, scales and biases.
-  std::vector<std::vector<double>> run(bool is_packed, bool learns,
+  // The loss, and what reaches hidden and, of a quantised head that learns, scales and biases.
+  std::vector<std::vector<double>> run(bool is_quantized, bool learns,
                                        const ops::CrossEntropyOptions& how,
                                        std::int64_t chunk_rows) {
     Tape tape(encoder());
     const Tensor h = tape.watch(x_);
     nn::Weight head = w_;
-    if (is_packed) head = ops::quantize(encoder(), w_, {4, 32});
+    if (is_quantized) head = ops::quantize(encoder(), w_, {4, 32});
     if (learns) {
-      head.packed.scales = tape.watch(head.packed.scales);
-      head.packed.biases = tape.watch(head.packed.biases);
+      head.quantized.scales = tape.watch(head.quantized.scales);
+      head.quantized.biases = tape.watch(head.quantized.biases);
     }
     const Tensor loss = chunk_rows < 0
                             ? ops::cross_entropy(tape, nn::linear(tape, h, head), targets_, how)
@@ -42,8 +42,8 @@ class HeadLoss : public OnDevice {
     tape.backward(ops::multiply(tape, loss, 3.0));
     std::vector<std::vector<double>> all = {download(loss), download(tape.grad(h))};
     if (learns) {
-      all.push_back(download(tape.grad(head.packed.scales)));
-      all.push_back(download(tape.grad(head.packed.biases)));
+      all.push_back(download(tape.grad(head.quantized.scales)));
+      all.push_back(download(tape.grad(head.quantized.biases)));
     }
     return all;
   }
@@ -53,17 +53,19 @@ class HeadLoss : public OnDevice {
 
 // The same as of all logits at once.
 TEST_P(HeadLoss, ChunksAreTheWhole) {
-  for (const auto& [is_packed, learns] : {std::pair(true, true), {true, false}, {false, false}}) {
+  for (const auto& [is_quantized, learns] :
+       {std::pair(true, true), {true, false}, {false, false}}) {
     for (const ops::Reduction reduction : {ops::Reduction::kSum, ops::Reduction::kMean}) {
       ops::CrossEntropyOptions how;
       how.reduction = reduction;
       how.ignore_index = -1;
       how.label_smoothing = 0.1F;
-      const auto want = run(is_packed, learns, how, -1);
+      const auto want = run(is_quantized, learns, how, -1);
       for (const std::int64_t chunk : {0, 33, 36}) {
-        SCOPED_TRACE(std::string(is_packed ? "packed" : "plain") + (learns ? ", learns, " : ", ") +
-                     std::to_string(chunk));
-        expect_same_arrays(run(is_packed, learns, how, chunk), want, DType::kF32, kClasses + kRows);
+        SCOPED_TRACE(std::string(is_quantized ? "quantised" : "plain") +
+                     (learns ? ", learns, " : ", ") + std::to_string(chunk));
+        expect_same_arrays(run(is_quantized, learns, how, chunk), want, DType::kF32,
+                           kClasses + kRows);
       }
     }
   }

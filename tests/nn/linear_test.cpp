@@ -121,7 +121,7 @@ TEST_P(Linear, AdaptersGradients) {
   }
 }
 
-// The base's numbers packed or not, and an adapter in f32 beside 16 bits, which is rounded to them.
+// The base's numbers quantised or not, and an adapter in f32 beside 16 bits, which is rounded to them.
 TEST_P(Linear, AdapterBesideEveryKindOfWeight) {
   Noise noise(3);
   const auto random = [&](const Shape& shape, DType dtype, DType rounded) {
@@ -129,11 +129,11 @@ TEST_P(Linear, AdapterBesideEveryKindOfWeight) {
   };
   Tape tape(encoder());
   const Tensor x = random({4, 64}, DType::kBF16, DType::kBF16);
-  const nn::Weight packed =
+  const nn::Weight quantized =
       ops::quantize(encoder(), random({32, 64}, DType::kBF16, DType::kBF16), {4, 32});
   const Tensor a = random({64, 3}, DType::kF32, DType::kF32);
   const Tensor b = random({3, 32}, DType::kF32, DType::kF32);
-  for (nn::Weight w : {packed, nn::Weight(nn::unpacked(tape, packed))}) {
+  for (nn::Weight w : {quantized, nn::Weight(nn::dequantized(tape, quantized))}) {
     w.adapter = {tape.watch(a), tape.watch(b), 0.5F};
     const Tensor y = nn::linear(tape, x, w);
     nn::Weight rounded = w;
@@ -143,7 +143,8 @@ TEST_P(Linear, AdapterBesideEveryKindOfWeight) {
     tape.backward(y, y);
     EXPECT_EQ(tape.grad(w.adapter.a).dtype(), DType::kF32);
     EXPECT_TRUE(tape.has_grad(w.adapter.b));
-    const Refs base = refs_of(download(nn::linear(tape, x, packed.is_packed() ? packed : w)));
+    const Refs base =
+        refs_of(download(nn::linear(tape, x, quantized.is_quantized() ? quantized : w)));
     EXPECT_NE(count_wrong(download(y), base, DType::kBF16, 64), 0) << "the adapter is not seen";
   }
 }

@@ -153,7 +153,7 @@ TEST_P(Moe, WideOnesWithAdapters) {
   check_directions(block_of({1, 24, 32, 3, 3, 32, 0, true, 4}), DType::kBF16);
 }
 
-// Weights of experts in every form, in one place: the same numbers plain and packed.
+// Weights of experts in every form, in one place: the same numbers plain and quantised.
 class MoeAdapters : public OnDevice {
  protected:
   static constexpr std::int64_t kWidth = 64, kInner = 32, kExperts = 8, kRank = 2;
@@ -165,17 +165,17 @@ class MoeAdapters : public OnDevice {
   void SetUp() override {
     OnDevice::SetUp();
     if (IsSkipped()) return;
-    packed_.router = noise({kExperts, kWidth}, 0.5);
+    quantized_.router = noise({kExperts, kWidth}, 0.5);
     const auto weight = [&](std::int64_t to, std::int64_t from) {
       nn::Weight w = ops::quantize(encoder(), noise({kExperts, to, from}, 0.3), {4, 32});
       w.adapter = {noise({kExperts, kRank, from}, 0.2), noise({kExperts, to, kRank}, 1), 2};
       return w;
     };
-    packed_.experts = {weight(kInner, kWidth), weight(kInner, kWidth), weight(kWidth, kInner)};
-    plain_ = packed_;
+    quantized_.experts = {weight(kInner, kWidth), weight(kInner, kWidth), weight(kWidth, kInner)};
+    plain_ = quantized_;
     for (nn::Weight* w : {&plain_.experts.gate, &plain_.experts.up, &plain_.experts.down}) {
       const nn::Adapter adapter = w->adapter;
-      *w = ops::dequantize(encoder(), w->packed);
+      *w = ops::dequantize(encoder(), w->quantized);
       w->adapter = adapter;
     }
   }
@@ -188,15 +188,15 @@ class MoeAdapters : public OnDevice {
   }
 
   Noise noise_{5};
-  nn::MoeWeights packed_, plain_;
+  nn::MoeWeights quantized_, plain_;
 };
 
-TEST_P(MoeAdapters, PackedWeightsAsTheirNumbers) {
+TEST_P(MoeAdapters, QuantizedWeightsAsTheirNumbers) {
   const Tensor x = noise({1, 9, kWidth}, 1);
   std::vector<std::vector<double>> found[2];
   for (const bool pack : {false, true}) {
     Tape tape(encoder());
-    const nn::MoeWeights w = watched(tape, pack ? packed_ : plain_);
+    const nn::MoeWeights w = watched(tape, pack ? quantized_ : plain_);
     const Tensor at = tape.watch(x), y = nn::moe(tape, at, w, {2});
     tape.backward(y, y);
     auto& values = found[pack ? 1 : 0];
@@ -212,9 +212,9 @@ TEST_P(MoeAdapters, PackedWeightsAsTheirNumbers) {
 TEST_P(MoeAdapters, TheWeightsOwnGradientStays) {
   const Tensor x = noise({1, 9, kWidth}, 1);
   Tape tape(encoder());
-  nn::MoeWeights w = packed_, p = plain_;
-  Tensor& scales = w.experts.up.packed.scales;
-  Tensor& biases = w.experts.up.packed.biases;
+  nn::MoeWeights w = quantized_, p = plain_;
+  Tensor& scales = w.experts.up.quantized.scales;
+  Tensor& biases = w.experts.up.quantized.biases;
   scales = tape.watch(scales);
   biases = tape.watch(biases);
   p.experts.up.plain = tape.watch(p.experts.up.plain);
@@ -222,8 +222,8 @@ TEST_P(MoeAdapters, TheWeightsOwnGradientStays) {
     const Tensor y = nn::moe(tape, x, each, {2});
     tape.backward(y, y);
   }
-  const ops::DequantizeGradients want =
-      ops::dequantize_backward(encoder(), packed_.experts.up.packed, tape.grad(p.experts.up.plain));
+  const ops::DequantizeGradients want = ops::dequantize_backward(
+      encoder(), quantized_.experts.up.quantized, tape.grad(p.experts.up.plain));
   EXPECT_EQ(download(tape.grad(scales)), download(want.d_scales));
   EXPECT_EQ(download(tape.grad(biases)), download(want.d_biases));
 }
@@ -231,7 +231,7 @@ TEST_P(MoeAdapters, TheWeightsOwnGradientStays) {
 // Without a tape, of one token, only the chosen ones' weights are made.
 TEST_P(MoeAdapters, FewTokensWithoutATape) {
   const Tensor x = noise({1, 3, kWidth}, 1);  // 3 tokens of 2: fewer pairs than experts
-  for (const nn::MoeWeights& w : {packed_, plain_}) {
+  for (const nn::MoeWeights& w : {quantized_, plain_}) {
     Tape tape(encoder());
     const Refs want = refs_of(download(nn::moe(tape, x, watched(tape, w), {2})), 1);
     const Tensor y = nn::moe(tape, x, w, {2});

@@ -213,7 +213,7 @@ def golden():
     small = {**TWO_LAYERS, "hidden_size": 32, "intermediate_size": 16, "head_dim": 8, "vocab_size": 64}
     linear = {"linear_key_head_dim": 4, "linear_value_head_dim": 6}
     experts = {"moe_intermediate_size": 4, "shared_expert_intermediate_size": 8}
-    packed = {
+    quantised = {
         "linear_key_head_dim": 8,
         "linear_value_head_dim": 8,
         "num_experts": 4,
@@ -237,13 +237,13 @@ def golden():
         Case("qwen3_5_bf16", "dense in bf16, text_config, untied head", nested(qwen3_5(**dense)),
              batch=1, **SHORT),
         Case("qwen3_next_q4", "mixture, 4 bits, some modules otherwise",
-             qwen3_next(**{**dense, **packed}), bits=4, overrides=OVERRIDES, **one),
+             qwen3_next(**{**dense, **quantised}), bits=4, overrides=OVERRIDES, **one),
         Case("llama_windows", "a window in one layer, biases, untied head, positions as Llama 3's",
              llama(rope_scaling=LLAMA3, tie_word_embeddings=False, **{**small, **WINDOWS, **BIASES}), **one),
         Case("qwen2_q4", "biases of queries, keys and values, tied head, 4 bits",
              qwen2(**{**small, "intermediate_size": 32}), bits=4, **one),
         Case("hf_qwen3_moe", "Hugging Face names, one tensor per expert, none shared",
              qwen3_moe(**{**small, "moe_intermediate_size": 4}), hf=True, **one),
-        Case("lora_qwen3_next_q4", "adapters beside 4 bits, mixture", qwen3_next(**{**dense, **packed}), bits=4,
+        Case("lora_qwen3_next_q4", "adapters beside 4 bits, mixture", qwen3_next(**{**dense, **quantised}), bits=4,
              overrides=OVERRIDES, lora={**EVERY, "rank": 2}, **one),
     ]

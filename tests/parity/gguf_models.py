@@ -196,7 +196,7 @@ def hybrid(path, arch, kind, seed):
     m.close()
 
 
-# With packed weights llama.cpp rounds activations to 8 bits, and ours does not: those are looked at for gross faults only.
+# With quantised weights llama.cpp rounds activations to 8 bits, and ours does not: those are looked at for gross faults only.
 CASES = [(dense, arch, kind) for arch in ("llama", "qwen3")
          for kind in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")]
 CASES += [(hybrid, arch, kind) for arch in ("qwen3next", "qwen35", "qwen35moe") for kind in ("F32", "Q8_0", "Q4_K")]

@@ -75,7 +75,7 @@ void expect_same_choice(const JobsParityCase& c, const Json& want, const jobs::S
   int same = 0;
   for (const Json& choice : at(want, "choices").array()) {
     const double target = at(choice, "target").number();
-    jobs::DynamicPacking p = jobs::choose_packing(c.model, got, target, options);
+    jobs::DynamicFormats p = jobs::choose_formats(c.model, got, target, options);
     std::sort(p.high.begin(), p.high.end());
     std::vector<std::string> high;
     for (const Json& name : at(choice, "high").array()) high.push_back(name.string());
@@ -114,7 +114,7 @@ TEST_P(JobsParity, Sensitivities) {
     const Json& want = at(c.found, "dynamic");
     jobs::SensitivityOptions options;
     const int group = small(want, "group_size");
-    options.packing = {{small(want, "low_bits"), group},
+    options.formats = {{small(want, "low_bits"), group},
                        {small(want, "high_bits"), group},
                        false,
                        ops::QuantizeRule::kCpu};
@@ -133,7 +133,7 @@ TEST_P(JobsParity, Sensitivities) {
       farthest = std::max(farthest, std::abs(value - theirs[name]) / most);
       EXPECT_NEAR(value, theirs[name], 0.01 * std::abs(theirs[name]) + 1e-4 * most) << name;
     }
-    expect_same_choice(c, want, got, options.packing);
+    expect_same_choice(c, want, got, options.formats);
     if (std::getenv("MLXTAPE_PARITY_JOBS") != nullptr) {
       std::printf("%s: sensitivities within %.2e of the largest\n", path.c_str(), farthest);
     }
@@ -147,9 +147,9 @@ TEST_P(JobsParity, Dwq) {
     for (const bool others : {false, true}) {
       SCOPED_TRACE(path + (others ? " with norms" : ""));
       const Json& want = at(c.found, others ? "dwq_others" : "dwq");
-      const models::Packing packing{small(want, "bits"), small(want, "group_size")};
+      const models::WeightFormat format{small(want, "bits"), small(want, "group_size")};
       models::Model student = models::quantize_model(
-          encoder(), c.model, models::usual_packing(packing), ops::QuantizeRule::kCpu);
+          encoder(), c.model, models::usual_format(format), ops::QuantizeRule::kCpu);
       jobs::BatchOptions sizes;
       sizes.batch_size = small(want, "batch_size");
       sizes.max_tokens = small(want, "max_tokens");

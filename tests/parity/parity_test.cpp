@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using formats::Json;
-using models::Packing;
+using models::WeightFormat;
 
 struct Case {
   std::string path;
@@ -236,7 +236,7 @@ TEST_P(Parity, GreedyTokens) {
   EXPECT_EQ(got, want);
 }
 
-// For mlx-lm to read (reread.py): what we save, as it is and packed by us, with the logits that we compute. Adapters lie
+// For mlx-lm to read (reread.py): what we save, as it is and quantised by us, with the logits that we compute. Adapters lie
 // beside their model, and once more in it.
 TEST_P(Parity, SavedForMlx) {
   const char* folder = std::getenv("MLXTAPE_PARITY_SAVED");
@@ -260,8 +260,8 @@ TEST_P(Parity, SavedForMlx) {
   const std::string name = fs::path(GetParam().path).filename().string();
   save(model(), name);
   if (model().config.quantization.usual.bits == 0) {
-    const Packing packing{4, 32};
-    save(models::quantize_model(encoder(), model(), models::usual_packing(packing)),
+    const models::WeightFormat format{4, 32};
+    save(models::quantize_model(encoder(), model(), models::usual_format(format)),
          name + ".packed");
   }
   if (is_adapted()) {

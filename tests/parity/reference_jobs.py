@@ -119,11 +119,11 @@ def run_dynamic(model, data):
     values = dict(found)
 
     def bits_of(high_ones):
-        packed = copy.deepcopy(model)
+        quantised = copy.deepcopy(model)
         more = {"bits": high, "group_size": group}
-        nn.quantize(packed, group, low, class_predicate=lambda path, m: hasattr(m, "to_quantized")
+        nn.quantize(quantised, group, low, class_predicate=lambda path, m: hasattr(m, "to_quantized")
                     and (more if path in high_ones else True))
-        return dynamic_quant.compute_bits_per_weight(packed)
+        return dynamic_quant.compute_bits_per_weight(quantised)
 
     least, most = bits_of([]), bits_of(values)
     choices = []

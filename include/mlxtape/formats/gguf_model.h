@@ -1,8 +1,8 @@
 // A GGUF file as a model in MLX's form: config.json, and tensors under MLX's names.
 //
-// Weights    Packed types with an exact affine form in groups of 32 stay packed: codes u32, scales and biases (names.weight,
+// Weights    Quantised types with an exact affine form in groups of 32 stay quantised: codes u32, scales and biases (names.weight,
 //            .scales, .biases; mlxtape/ops/quantize.h). All others become plain numbers, among them Q2_K, Q3_K and Q6_K, whose
-//            groups are of 16. Rows that GGUF has in another order are moved, not packed anew.
+//            groups are of 16. Rows that GGUF has in another order are moved, not quantised anew.
 // Types      All of a model's numbers have the narrowest type that holds every weight exactly: f16, bf16 or f32. Norms and other
 //            vectors in f32 stay so. No weight is rounded; biases of linear layers are, to the model's type.
 // Errors     kIo: an architecture or a tensor that is not known, sizes that do not fit each other.

@@ -2,7 +2,7 @@
 //
 // Layout     A block holds `block` neighbours of a row in `bytes` bytes; a row is a whole number of blocks. All values are
 //            little-endian.
-// Formula    Every packed type is w = s·(q − zero) or w = s·q + m, with one s (and m) for each `group` neighbours, and
+// Formula    Every quantised type is w = s·(q − zero) or w = s·q + m, with one s (and m) for each `group` neighbours, and
 //            all of it in f32. As an affine group (mlxtape/ops/quantize.h) that is scale s, bias −zero·s or m.
 // Exactness  dequantize gives what the Python package gguf gives, bit for bit. An affine form is given only where s·q + b in f32
 //            is w for every block: with scales in f16 for Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and IQ4_NL, in f32 for Q2_K to

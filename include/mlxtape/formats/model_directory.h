@@ -82,7 +82,7 @@ struct ModelToSave {
                                          "chat_template.json",
                                          "preprocessor_config.json",
                                          "*.py"};
-  // What the index gives as total_parameters; by default the number of elements. Packed weights have more.
+  // What the index gives as total_parameters; by default the number of elements. Quantised weights have more.
   std::optional<std::int64_t> parameters;
   std::size_t shard_bytes = std::size_t{5} << 30U;
 };

@@ -1,7 +1,7 @@
 // dwq: distilled weight quantisation: a quantised model is trained to match the model that it was made from. Its scales and
 // biases are tuned, its codes stay as they are.
 //
-//   models::Model student = quantize_model(*encoder, teacher, usual_packing({2, 64}));
+//   models::Model student = quantize_model(*encoder, teacher, usual_format({2, 64}));
 //   const DwqResult r = dwq(*encoder, student, {.model = &teacher}, train, valid);
 //
 // Formula    loss = Σ m·KL(softmax(t/T) ‖ softmax(z/T)) / Σ m over a batch's tokens, t and z the teacher's and the student's

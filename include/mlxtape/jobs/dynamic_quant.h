@@ -10,7 +10,7 @@
 //            bits per weight = 8·bytes of all tensors / parameters; scales and biases count as bytes only
 // File       [["model.layers.0.mlp.up_proj", 0.0012], …], the format that mlx-lm writes and reads
 // Memory     the model and the w_low of all layers; with checkpoint those of one layer at a time
-// Routers    and shared-expert gates always have 8 bits (usual_packing), or, with keep_routers off, are treated like all other
+// Routers    and shared-expert gates always have 8 bits (usual_format), or, with keep_routers off, are treated like all other
 //            weights, as in mlx-lm.
 #pragma once
 
@@ -29,13 +29,13 @@ namespace mlxtape::jobs {
 using Sensitivities = std::vector<std::pair<std::string, double>>;
 
 struct DynamicQuantOptions {
-  models::Packing low{4, 64}, high{5, 64};
+  models::WeightFormat low{4, 64}, high{5, 64};
   bool keep_routers = true;
   ops::QuantizeRule rounding = ops::QuantizeRule::kGpu;
 };
 
 struct SensitivityOptions {
-  DynamicQuantOptions packing;
+  DynamicQuantOptions formats;
   bool checkpoint = false;      // activation checkpointing: recompute layers
   std::int64_t chunk_rows = 0;  // of logits at a time; 0: chosen for speed
   std::function<void(std::int64_t done, std::int64_t all)> progress;  // batches
@@ -55,20 +55,20 @@ void write_sensitivities(const std::string& path, const Sensitivities& values);
 Sensitivities read_sensitivities(const std::string& path);
 
 // Of the model once it is quantised by the rule; weights that are quantised already stay as they are.
-double bits_per_weight(const models::Model& model, const models::PackingRule& rule);
+double bits_per_weight(const models::Model& model, const models::FormatRule& rule);
 
 // Throws kArgument if the target is not finite, or below the size of the model with low alone.
 void require_target(const models::Model& model, double target_bits,
                     const DynamicQuantOptions& options = {});
 
-struct DynamicPacking {
-  models::PackingRule rule;
+struct DynamicFormats {
+  models::FormatRule rule;
   double threshold = 0, bits_per_weight = 0;
   std::vector<std::string> high;  // modules that get the high bits, in the model's order
 };
 
 // Throws kArgument if a weight has no sensitivity or a path is not a weight of the model, and as require_target.
-DynamicPacking choose_packing(const models::Model& model, const Sensitivities& values,
+DynamicFormats choose_formats(const models::Model& model, const Sensitivities& values,
                               double target_bits, const DynamicQuantOptions& options = {});
 
 }  // namespace mlxtape::jobs

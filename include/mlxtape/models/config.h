@@ -12,15 +12,15 @@
 namespace mlxtape::models {
 
 // How weights are quantised. bits 0: not quantised.
-struct Packing {
+struct WeightFormat {
   int bits = 0, group_size = 0;
 };
 
 // "quantization" in config.json: a default, and exceptions by module path.
 struct Quantization {
-  Packing usual;
-  std::unordered_map<std::string, Packing> of;
-  Packing of_module(const std::string& path) const;
+  WeightFormat usual;
+  std::unordered_map<std::string, WeightFormat> of;
+  WeightFormat of_module(const std::string& path) const;
 };
 
 struct Config {

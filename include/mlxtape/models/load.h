@@ -48,7 +48,7 @@ struct SaveGgufOptions {
   std::string name;  // general.name
   std::optional<formats::GgufType> matrices = {};  // of plain weights; without it their own type
   formats::GgufType otherwise =
-      formats::GgufType::kF16;  // of packed weights that no type of GGUF holds exactly
+      formats::GgufType::kF16;  // of quantised weights that no type of GGUF holds exactly
   std::size_t part_bytes = 0;   // 0: one file
 };
 // What llama.cpp loads (mlxtape/formats/gguf_export.h). A file that is there is replaced once the new one is complete.

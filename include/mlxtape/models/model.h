@@ -101,12 +101,12 @@ template <class S, class Function>
 void each_tensor_of(const S& slot, const Function& function) {
   if (slot.tensor != nullptr) {
     function(slot.name, *slot.tensor);
-  } else if (!slot.weight->is_packed()) {
+  } else if (!slot.weight->is_quantized()) {
     function(slot.name + ".weight", slot.weight->plain);
   } else {
-    function(slot.name + ".weight", slot.weight->packed.codes);
-    function(slot.name + ".scales", slot.weight->packed.scales);
-    function(slot.name + ".biases", slot.weight->packed.biases);
+    function(slot.name + ".weight", slot.weight->quantized.codes);
+    function(slot.name + ".scales", slot.weight->quantized.scales);
+    function(slot.name + ".biases", slot.weight->quantized.biases);
   }
 }
 

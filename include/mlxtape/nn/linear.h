@@ -3,7 +3,7 @@
 // Formula    y = x·wᵀ + bias;  with an adapter: y + scale·((dropout(x)·a)·b)
 //            swiglu_network: y = (f(x·gateᵀ + gate_bias)∘(x·upᵀ + up_bias))·downᵀ + down_bias, f being silu, gelu or
 //            gelu_tanh, each bias if given;  embed: y[j…] = w[ids[j…]]
-// Layout     x: […, In], w: [Out, In], bias: [Out], y: […, Out]; gate, up: [I, H], down: [H, I]. Packed: see
+// Layout     x: […, In], w: [Out, In], bias: [Out], y: […, Out]; gate, up: [I, H], down: [H, I]. Quantised: see
 //            mlxtape/ops/quantize.h. a: [In, r], b: [r, Out]; of experts, whose w is [E, Out, In]: [E, r, In], [E, Out, r].
 // Types      as matmul takes them, or quantized_matmul; a and b: x's type or f32, used in x's type
 #pragma once
@@ -30,22 +30,22 @@ struct Weight {
   Weight() = default;
   Weight(Tensor numbers) : plain(std::move(numbers)) {}  // NOLINT(google-explicit-constructor)
   Weight(ops::QuantizedWeight codes)
-      : packed(std::move(codes)) {}  // NOLINT(google-explicit-constructor)
+      : quantized(std::move(codes)) {}  // NOLINT(google-explicit-constructor)
 
-  bool defined() const { return plain.defined() || is_packed(); }
-  bool is_packed() const { return packed.codes.defined(); }
+  bool defined() const { return plain.defined() || is_quantized(); }
+  bool is_quantized() const { return quantized.codes.defined(); }
   Shape shape() const;  // of the values, quantised or not
-  DType dtype() const { return is_packed() ? packed.scales.dtype() : plain.dtype(); }
+  DType dtype() const { return is_quantized() ? quantized.scales.dtype() : plain.dtype(); }
 
   // Exactly one of the two.
   Tensor plain;
-  ops::QuantizedWeight packed;
+  ops::QuantizedWeight quantized;
 
   Adapter adapter = {};  // none if undefined
 };
 
 // Its values without the adapter: dequantised if need be, otherwise the plain weight itself.
-Tensor unpacked(Tape& tape, const Weight& w);
+Tensor dequantized(Tape& tape, const Weight& w);
 
 Check linear_check(const Tensor& x, const Weight& w, const Tensor& bias = {});
 Tensor linear(Tape& tape, const Tensor& x, const Weight& w, const Tensor& bias = {});

@@ -25,12 +25,12 @@ Shape with_last(Shape shape, std::int64_t last) {
 }
 
 Shape weights_shape(const QuantizedWeight& w) {
-  return with_last(w.scales.shape(), w.scales.shape().back() * w.group_size);
+  return with_last(w.scales.shape(), w.scales.shape().back() * w.format.group_size);
 }
 
 QuantizeArgs args_of(const QuantizedWeight& w) {
-  return {w.scales.size(), std::countr_zero(static_cast<unsigned>(w.group_size)), w.bits, 0,
-          static_cast<std::int32_t>(w.scales.dtype())};
+  return {w.scales.size(), std::countr_zero(static_cast<unsigned>(w.format.group_size)),
+          w.format.bits, 0, static_cast<std::int32_t>(w.scales.dtype())};
 }
 
 void dequantize_pullback(Pullback& pullback) {
@@ -126,7 +126,7 @@ Tensor dequantize(Tape& tape, const QuantizedWeight& w, std::optional<DType> dty
     // Of the scales only shape and type are asked again.
     const Tensor like = Tensor::meta(w.scales.shape(), w.scales.dtype(), w.scales.backend());
     tape.record("dequantize", dequantize_pullback, {w.scales, w.biases}, {&out},
-                Saved({w.codes, like}, QuantizeFormat{w.bits, w.group_size}));
+                Saved({w.codes, like}, w.format));
   }
   return out;
 }

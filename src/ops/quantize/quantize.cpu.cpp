@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-#include "backends/cpu/device/packed-inl.h"
+#include "backends/cpu/device/quantized-inl.h"
 #include "backends/cpu/device/simd-inl.h"
 #include "backends/cpu/device/tasks.h"
 #include "mlxtape/base/dtype.h"

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "backends/cuda/device/launch.cuh"
-#include "backends/cuda/device/packed.cuh"
+#include "backends/cuda/device/quantized.cuh"
 #include "backends/cuda/device/rows.cuh"
 #include "backends/cuda/device/vectors.cuh"
 #include "mlxtape/base/dtype.h"

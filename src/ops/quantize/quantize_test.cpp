@@ -55,7 +55,7 @@ Group rule_of(const double* w, const QuantizeFormat& format, QuantizeRule rule) 
   return group;
 }
 
-Values packed(const Values& q, int bits) {
+Values quantized(const Values& q, int bits) {
   Values words(q.size() * static_cast<std::size_t>(bits) / 32);
   for (std::size_t bit = 0; bit < words.size() * 32; ++bit) {
     const auto code = static_cast<unsigned>(q[bit / static_cast<std::size_t>(bits)]);
@@ -66,7 +66,7 @@ Values packed(const Values& q, int bits) {
   return words;
 }
 
-Values unpacked(const Values& words, int bits) {
+Values dequantized(const Values& words, int bits) {
   Values q(words.size() * 32 / static_cast<std::size_t>(bits));
   for (std::size_t bit = 0; bit < words.size() * 32; ++bit) {
     const auto word = static_cast<std::uint32_t>(words[bit / 32]);
@@ -115,7 +115,7 @@ Values random_words(Noise& noise, std::int64_t n) {
 
 TEST(QuantizeOracle, GradientMatchesCentralDifference) {
   Noise noise(1);
-  const Values q = unpacked(random_words(noise, 3 * 6), 6);
+  const Values q = dequantized(random_words(noise, 3 * 6), 6);
   const auto s = random_values(noise, 3, DType::kF64), b = random_values(noise, 3, DType::kF64);
   const auto dw = random_values(noise, 96, DType::kF64);
   const auto loss = [&](const Arrays& at) {
@@ -141,7 +141,7 @@ class Quantize : public OnDevice {
     const std::string what = text_of(format) + " " + name_of(at.dtype()) + " of " +
                              to_string(at.shape()) + " rule " +
                              std::to_string(static_cast<int>(rule));
-    EXPECT_EQ(download(out.codes), packed(q, format.bits)) << what;
+    EXPECT_EQ(download(out.codes), quantized(q, format.bits)) << what;
     EXPECT_EQ(download(out.scales), s) << what;
     EXPECT_EQ(download(out.biases), b) << what;
   }
@@ -237,7 +237,7 @@ TEST_P(Quantize, ComesBackWithinAStep) {
       for (std::size_t i = 0; i < w.size(); i += 32) w[i + i / 32 % 32] = 0;
       const QuantizedWeight out =
           ops::quantize(encoder(), upload(w, {64, 32}, DType::kF32), format, rule);
-      const Values q = unpacked(download(out.codes), bits), s = download(out.scales),
+      const Values q = dequantized(download(out.codes), bits), s = download(out.scales),
                    b = download(out.biases), back = download(ops::dequantize(encoder(), out));
       for (std::size_t i = 0; i < w.size(); ++i) {
         const double step = std::abs(s[i / 32]);
@@ -288,7 +288,7 @@ TEST_P(Quantize, DequantizeMatchesOracle) {
           const QuantizeFormat format{bits, group};
           Noise noise(static_cast<std::uint64_t>(groups * group + bits));
           const Values words = random_words(noise, groups * group * bits / 32);
-          const Values q = unpacked(words, bits), s = random_values(noise, groups, stored),
+          const Values q = dequantized(words, bits), s = random_values(noise, groups, stored),
                        b = random_values(noise, groups, stored);
           const QuantizedWeight w{
               upload(words, {1, groups * group * bits / 32}, DType::kU32, groups % 2),
@@ -366,7 +366,7 @@ TEST_P(Quantize, GradientsMatchOracle) {
         const Tensor y = ops::dequantize(tape, w, dtype);
         tape.backward(y, bits == 3 ? upload_strided(dw, {rows, cols}, dtype)
                                    : upload(dw, {rows, cols}, dtype, bits % 2));
-        const Slopes want = oracle_backward(unpacked(words, bits), dw, group);
+        const Slopes want = oracle_backward(dequantized(words, bits), dw, group);
         const std::string at = text_of(format) + " " + name_of(stored) + " of " + name_of(dtype);
         expect_close("ds " + at, download(tape.grad(w.scales)), want.ds, stored, group);
         expect_close("db " + at, download(tape.grad(w.biases)), want.db, stored, group);
@@ -486,7 +486,8 @@ TEST(QuantizeCheck, SaysWhatIsWrong) {
       {"type", quantize({2, 64}, {}, DType::kI32), Errc::kDType, "w must be f32, f16 or bf16"},
       {"f64", quantize({2, 64}, {}, DType::kF64), Errc::kDType, "got f64"},
       {"cols", quantize({2, 96}, {}), Errc::kShape, "multiple of group_size 64, got [2, 96]"},
-      {"format", with([](QuantizedWeight& w) { w.bits = 7; }), Errc::kArgument, "dequantize: bits"},
+      {"format", with([](QuantizedWeight& w) { w.format.bits = 7; }), Errc::kArgument,
+       "dequantize: bits"},
       {"scales' rank", with([&](QuantizedWeight& w) { w.scales = meta({2}); }), Errc::kShape,
        "scales must be [..., out, groups], got [2]"},
       {"scales' type", with([&](QuantizedWeight& w) { w.scales = meta({3, 2}, DType::kU8); }),

@@ -27,7 +27,7 @@ bool sorts_pairs(const CommandEncoder& encoder) {
 constexpr std::int64_t kFewPairs = 8;
 
 QuantizedExpertsArgs::Form form_of(const QuantizedWeight& w) {
-  return {w.bits, w.group_size, w.scales.dtype() == DType::kF32 ? 1 : 0};
+  return {w.format.bits, w.format.group_size, w.scales.dtype() == DType::kF32 ? 1 : 0};
 }
 
 QuantizedExpertsArgs args_of(const Tensor& x, const ExpertRoute& route,
@@ -38,7 +38,7 @@ QuantizedExpertsArgs args_of(const Tensor& x, const ExpertRoute& route,
 
 QuantizedWeight dense(CommandEncoder& encoder, const QuantizedWeight& w) {
   return {encoder.contiguous(w.codes), encoder.contiguous(w.scales), encoder.contiguous(w.biases),
-          w.bits, w.group_size};
+          w.format.bits, w.format.group_size};
 }
 
 ExpertRoute dense(CommandEncoder& encoder, const ExpertRoute& route) {
@@ -122,17 +122,17 @@ Gradients backward_sorted(CommandEncoder& encoder, const Tensor& x, const Expert
   return grads;
 }
 
-ExpertWeights unpacked(CommandEncoder& encoder, const QuantizedExpertWeights& w, DType dtype) {
+ExpertWeights dequantized(CommandEncoder& encoder, const QuantizedExpertWeights& w, DType dtype) {
   return {dequantize(encoder, w.gate, dtype), dequantize(encoder, w.up, dtype),
           dequantize(encoder, w.down, dtype)};
 }
 
 // The same without sorting, which dequantises all weights and makes their gradients in full.
-Gradients backward_unpacked(CommandEncoder& encoder, const Tensor& x, const ExpertRoute& route,
-                            const QuantizedExpertWeights& weights, const ExpertsResult& result,
-                            const Tensor& dy, const ExpertsWanted& wanted) {
+Gradients backward_dequantized(CommandEncoder& encoder, const Tensor& x, const ExpertRoute& route,
+                               const QuantizedExpertWeights& weights, const ExpertsResult& result,
+                               const Tensor& dy, const ExpertsWanted& wanted) {
   const ExpertsGradients grads = experts_backward(
-      encoder, x, route, unpacked(encoder, weights, x.dtype()), result, dy, wanted);
+      encoder, x, route, dequantized(encoder, weights, x.dtype()), result, dy, wanted);
   if (!wanted.weights) return {grads.dx, grads.dscores, {}};
   return {grads.dx,
           grads.dscores,
@@ -185,7 +185,7 @@ Tensor quantized_experts(CommandEncoder& encoder, const Tensor& x, const ExpertR
     return encoder.zeros(x.shape(), x.dtype());
   }
   if (pairs > kFewPairs * args.experts) {
-    return experts(encoder, x, route, unpacked(encoder, weights, x.dtype())).y;
+    return experts(encoder, x, route, dequantized(encoder, weights, x.dtype())).y;
   }
   const Tensor rows = encoder.contiguous(x), indices = encoder.contiguous(route.indices);
   const Tensor scores = encoder.contiguous(route.scores);
@@ -222,9 +222,9 @@ void quantized_experts_pullback(Pullback& pullback) {
   const ExpertsResult result{{}, saved[4], saved[5]};
   const bool sorted = sorts_pairs(encoder);
   const Gradients grads =
-      sorted
-          ? backward_sorted(encoder, saved[0], route, weights, result, pullback.grad(), wanted)
-          : backward_unpacked(encoder, saved[0], route, weights, result, pullback.grad(), wanted);
+      sorted ? backward_sorted(encoder, saved[0], route, weights, result, pullback.grad(), wanted)
+             : backward_dequantized(encoder, saved[0], route, weights, result, pullback.grad(),
+                                    wanted);
   if (wanted.x) pullback.give(0, grads.dx);
   pullback.give(1, grads.dscores);
   for (std::size_t i = 0; i < 3; ++i) {
@@ -246,8 +246,9 @@ Tensor quantized_experts(Tape& tape, const Tensor& x, const ExpertRoute& route,
   require(quantized_experts_check(x, route, weights));
   CommandEncoder& encoder = tape.encoder();
   const bool sorted = sorts_pairs(encoder);
-  ExpertsResult result = sorted ? forward_sorted(encoder, x, route, weights, x.dtype())
-                                : experts(encoder, x, route, unpacked(encoder, weights, x.dtype()));
+  ExpertsResult result = sorted
+                             ? forward_sorted(encoder, x, route, weights, x.dtype())
+                             : experts(encoder, x, route, dequantized(encoder, weights, x.dtype()));
   tape.record(
       "quantized_experts", quantized_experts_pullback,
       {x, route.scores, gate.scales, gate.biases, up.scales, up.biases, down.scales, down.biases},

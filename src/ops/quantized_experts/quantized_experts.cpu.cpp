@@ -1,13 +1,13 @@
 // CPU kernels of quantized_experts (formula: mlxtape/ops/experts.h and quantize.h): the passes of
-// backends/cpu/device/expert_passes-inl.h with weights that are unpacked a strip at a time, in the cache. Up to 8 pairs of
-// an expert meet its codes at once (packed-inl.h). Bound by reading the codes up to about 4 pairs an expert, by arithmetic
+// backends/cpu/device/expert_passes-inl.h with weights that are dequantised a strip at a time, in the cache. Up to 8 pairs of
+// an expert meet its codes at once (quantized-inl.h). Bound by reading the codes up to about 4 pairs an expert, by arithmetic
 // with more.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/quantized_experts/quantized_experts.cpu.cpp"
 #include <hwy/foreach_target.h>
 
 #include "backends/cpu/device/expert_passes-inl.h"
-#include "backends/cpu/device/packed_weights-inl.h"
+#include "backends/cpu/device/quantized_weights-inl.h"
 #include "mlxtape/core/registry.h"
 #include "quantized_experts_args.h"
 
@@ -27,8 +27,8 @@ Pairs pairs_of(const KernelCall& call, std::size_t first) {
 }
 // Of a kernel whose inputs from `first` on are codes, scales and biases with rows of k.
 template <class T>
-PackedWeights<T> weights_of(const KernelCall& call, std::size_t first, const Args::Form& form,
-                            std::int64_t k) {
+QuantizedWeights<T> weights_of(const KernelCall& call, std::size_t first, const Args::Form& form,
+                               std::int64_t k) {
   return {call.input<std::uint32_t>(first),
           call.in[first + 1],
           call.in[first + 2],
@@ -89,14 +89,14 @@ template <class T>
 void params_bwd(const KernelCall& call) {
   const auto& args = call.as<Args>();
   const auto gradient = [&](std::size_t i, const Args::Form& form, std::int64_t k) {
-    const PackedWeights<T> codes{call.input<std::uint32_t>(7 + i),
-                                 nullptr,
-                                 nullptr,
-                                 k,
-                                 form.bits,
-                                 form.group,
-                                 form.wide != 0};
-    return PackedGradient<T>{codes, call.out[2 * i], call.out[2 * i + 1]};
+    const QuantizedWeights<T> codes{call.input<std::uint32_t>(7 + i),
+                                    nullptr,
+                                    nullptr,
+                                    k,
+                                    form.bits,
+                                    form.group,
+                                    form.wide != 0};
+    return QuantizedGradient<T>{codes, call.out[2 * i], call.out[2 * i + 1]};
   };
   // Of down a strip is columns: whole groups of them.
   const std::int64_t strip = std::max<std::int64_t>(kStrip, args.down.group);

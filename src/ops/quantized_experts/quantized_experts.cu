@@ -1,14 +1,14 @@
 // CUDA kernels of quantized_experts (formula: mlxtape/ops/experts.h and quantize.h), for few pairs.
 //
 // Each pair's products are made by themselves: a warp has two rows of its expert's weights
-// (backends/cuda/device/packed.cuh), so there are enough reads under way for one token. Bound by reading the codes;
+// (backends/cuda/device/quantized.cuh), so there are enough reads under way for one token. Bound by reading the codes;
 // pairs of one expert find them in the cache. What lies between the products is left in f32.
 #include <cuda_runtime.h>
 
 #include <string>
 
 #include "backends/cuda/device/launch.cuh"
-#include "backends/cuda/device/packed.cuh"
+#include "backends/cuda/device/quantized.cuh"
 #include "backends/cuda/device/rows.cuh"
 #include "mlxtape/core/registry.h"
 #include "quantized_experts_args.h"
@@ -26,7 +26,7 @@ cudaStream_t stream_of(const KernelCall& call) { return static_cast<cudaStream_t
 // out [pairs, n] = w[its expert] [n, k]·(row pair/per of x); nothing where the index is past E.
 template <class T, class X, int kBits>
 __global__ void __launch_bounds__(kThreads)
-    pair_products(QuantizedExpertsArgs args, cuda::Packed<T> w, std::int64_t n, std::int64_t per,
+    pair_products(QuantizedExpertsArgs args, cuda::Quantized<T> w, std::int64_t n, std::int64_t per,
                   bool aligned, const X* x, const unsigned* indices, float* out) {
   cuda::wait_turn();
   const int lane = threadIdx.x % cuda::kWarp;
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int r = 0; r < kRows; ++r) rows[r] = expert * n + (first + r < n ? first + r : n - 1);
   const X* const row_of_x[1] = {x + pair / per * w.k};
   float sum[kRows][1] = {};
-  cuda::packed_products<kBits>(w, rows, row_of_x, aligned, lane, cuda::kWarp, sum);
+  cuda::quantized_products<kBits>(w, rows, row_of_x, aligned, lane, cuda::kWarp, sum);
   const float mine = cuda::hand_out(sum);
   if (lane < kRows && first + lane < n) out[pair * n + first + lane] = mine;
 }
@@ -54,13 +54,13 @@ void run_products(const KernelCall& call, std::size_t weight,
                   std::int64_t per, float* out) {
   const auto& args = call.as<QuantizedExpertsArgs>();
   const X* x = call.input<X>(0);
-  const cuda::Packed<T> w{call.input<unsigned>(weight),
-                          call.in[weight + 1],
-                          call.in[weight + 2],
-                          static_cast<int>(k),
-                          form.bits,
-                          cuda::shift_of(form.group),
-                          form.wide != 0};
+  const cuda::Quantized<T> w{call.input<unsigned>(weight),
+                             call.in[weight + 1],
+                             call.in[weight + 2],
+                             static_cast<int>(k),
+                             form.bits,
+                             cuda::shift_of(form.group),
+                             form.wide != 0};
   const std::int64_t parts = args.tokens * args.chosen * cuda::blocks_for(n, kRows);
   cuda::with_bits(form.bits, [&](auto bits) {
     cuda::launch(pair_products<T, X, bits()>, cuda::blocks_for(parts, kWarps), kThreads, 0, 1,

@@ -138,7 +138,7 @@ Data data_of(const Case& c, DType dtype, DType params, std::uint64_t seed) {
   return data;
 }
 
-Values packed(const Values& codes, int bits) {
+Values quantized(const Values& codes, int bits) {
   Values words(codes.size() * at(bits) / 32);
   for (std::size_t i = 0; i < codes.size() * at(bits); ++i) {
     const auto code = static_cast<unsigned>(codes[i / at(bits)]);
@@ -190,8 +190,8 @@ class QuantizedExperts : public OnDevice {
       const Tensor s = input({c.experts, rows, length / group}, params);
       const Tensor b = input({c.experts, rows, length / group}, params);
       *weights[i] = {
-          up(packed(data.codes[i], bits), {c.experts, rows, length * bits / 32}, DType::kU32), s, b,
-          bits, static_cast<int>(group)};
+          up(quantized(data.codes[i], bits), {c.experts, rows, length * bits / 32}, DType::kU32), s,
+          b, bits, static_cast<int>(group)};
     }
     return given;
   }
@@ -270,7 +270,7 @@ TEST_P(QuantizedExperts, MatchesOracle) {
   check({6, 2, 4, 64, 64, {{6, 32}, {4, 64}, {8, 32}}}, DType::kF32, false, true);
 }
 
-// More pairs than meet codes at once: from unpacked strips, which are 64 rows or columns and parts of them, in groups that
+// More pairs than meet codes at once: from dequantised strips, which are 64 rows or columns and parts of them, in groups that
 // are shorter, as long and longer; steps of the depth and parts of them; more columns than one block has.
 TEST_P(QuantizedExperts, MatchesOracleForManyPairs) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
@@ -293,7 +293,7 @@ TEST_P(QuantizedExperts, ExpertsWithoutPairs) {
 
 // Nothing of the size of the weights is stored, forward or backward.
 TEST_P(QuantizedExperts, StaysPackedOnATape) {
-  if (GetParam() != Backend::kCpu) GTEST_SKIP() << "all weights are unpacked";
+  if (GetParam() != Backend::kCpu) GTEST_SKIP() << "all weights are dequantised";
   const Case c{16, 2, 48, 128, 128, {{4, 64}, {4, 64}, {4, 64}}};
   const Data data = data_of(c, DType::kF32, DType::kF32, 8);
   Tape tape(encoder());
@@ -386,13 +386,13 @@ TEST(QuantizedExpertsCheck, SaysWhatIsWrong) {
        "x must be [T, H], got [64]"},
       {"offsets", ops::quantized_experts_check(x, {route.indices, route.scores, u32({4})}, weights),
        Errc::kShape, "offsets must be [5], got [4]"},
-      {"bits of gate", with([](W& w) { w.gate.bits = 7; }), Errc::kArgument,
+      {"bits of gate", with([](W& w) { w.gate.format.bits = 7; }), Errc::kArgument,
        "quantized_experts: gate bits must be"},
       {"codes of up", with([&](W& w) { w.up.codes = u32({4, 128, 4}); }), Errc::kShape,
        "up codes must be [4, 128, 8], got [4, 128, 4]"},
       {"scales of down", with([&](W& w) { w.down.scales = meta({4, 64, 1}); }), Errc::kShape,
        "down scales must be [4, 64, 2], got [4, 64, 1]"},
-      {"group of down", with([](W& w) { w.down.group_size = 100; }), Errc::kArgument,
+      {"group of down", with([](W& w) { w.down.format.group_size = 100; }), Errc::kArgument,
        "down group_size must be 32, 64 or 128, got 100"},
   });
   EXPECT_FALSE(ops::quantized_experts_check(x, route, weights));

@@ -23,8 +23,8 @@ QuantizedMatmulArgs args_of(const Tensor& x, const QuantizedWeight& w) {
   return {k == 0 ? 0 : x.size() / k,
           w.codes.dim(0),
           k,
-          w.bits,
-          w.group_size,
+          w.format.bits,
+          w.format.group_size,
           w.scales.dtype() == DType::kF32 ? 1 : 0,
           0};
 }
@@ -57,7 +57,7 @@ void each_part(CommandEncoder& encoder, const QuantizedMatmulArgs& args, DType d
 // Rows [start, stop).
 QuantizedWeight rows_of(const QuantizedWeight& w, std::int64_t start, std::int64_t stop) {
   return {w.codes.slice(0, start, stop), w.scales.slice(0, start, stop),
-          w.biases.slice(0, start, stop), w.bits, w.group_size};
+          w.biases.slice(0, start, stop), w.format.bits, w.format.group_size};
 }
 
 // dy: [m, n]. Parts are added in f32.

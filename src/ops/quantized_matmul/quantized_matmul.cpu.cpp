@@ -1,12 +1,12 @@
 // CPU kernels of quantized_matmul (formula: mlxtape/ops/quantized_matmul.h).
 //
 // A task has some rows of the weights, as they lie in memory, and all of x, which is put in order once
-// (backends/cpu/device/packed-inl.h). Bound by reading the codes; with 8 rows of x by arithmetic.
+// (backends/cpu/device/quantized-inl.h). Bound by reading the codes; with 8 rows of x by arithmetic.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/quantized_matmul/quantized_matmul.cpu.cpp"
 #include <hwy/foreach_target.h>
 
-#include "backends/cpu/device/packed-inl.h"
+#include "backends/cpu/device/quantized-inl.h"
 #include "backends/cpu/device/tasks.h"
 #include "mlxtape/core/registry.h"
 #include "mlxtape/core/threads.h"
@@ -18,12 +18,12 @@ namespace {
 
 // Calls body(weights) with scales and biases of type T, or f32.
 template <class T, class Body>
-void with_packed(const KernelCall& call, const Body& body) {
+void with_quantized(const KernelCall& call, const Body& body) {
   const auto& args = call.as<QuantizedMatmulArgs>();
   const auto as = [&](auto zero) {
     using S = decltype(zero);
-    body(Packed<S>{call.input<std::uint32_t>(1), call.input<S>(2), call.input<S>(3), args.k,
-                   args.bits, args.group});
+    body(Quantized<S>{call.input<std::uint32_t>(1), call.input<S>(2), call.input<S>(3), args.k,
+                      args.bits, args.group});
   };
   args.wide != 0 ? as(float()) : as(T());
 }
@@ -43,19 +43,19 @@ void quantized_matmul_fwd(const KernelCall& call) {
   for (std::int64_t m = 0; m < args.m; ++m) {
     order_row(order, x + m * args.k, args.k, args.group, ordered + m * args.k);
   }
-  with_packed<T>(call, [&](const auto& w) {
+  with_quantized<T>(call, [&](const auto& w) {
     // Whole blocks of rows, so that few are done one by one.
     const std::int64_t each = ceil_div(cpu::rows_per_task(w.words() * 4), 4) * 4;
     parallel_for(ceil_div(args.n, each), [&](std::int64_t task) {
       const std::int64_t first = task * each, rows = std::min(each, args.n - first);
       const std::int64_t pitch = in_units(rows);
-      Pieces pieces{cpu::thread_scratch(packed_room(args.k) + args.m * pitch)};
-      float* room = pieces.take(packed_room(args.k));
+      Pieces pieces{cpu::thread_scratch(quantized_room(args.k) + args.m * pitch)};
+      float* room = pieces.take(quantized_room(args.k));
       float* sums = pieces.take(args.m * pitch);
       for (std::int64_t m = 0; m < args.m; m += kMostFew) {
-        packed_products(w, first, rows, order, ordered + m * args.k,
-                        std::min<std::int64_t>(kMostFew, args.m - m), room, sums + m * pitch,
-                        pitch);
+        quantized_products(w, first, rows, order, ordered + m * args.k,
+                           std::min<std::int64_t>(kMostFew, args.m - m), room, sums + m * pitch,
+                           pitch);
       }
       for (std::int64_t m = 0; m < args.m; ++m) {
         store_row(sums + m * pitch, rows, y + m * args.n + first);

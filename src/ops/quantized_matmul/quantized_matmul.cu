@@ -1,14 +1,14 @@
 // CUDA kernels of quantized_matmul (formula: mlxtape/ops/quantized_matmul.h).
 //
 // Up to 8 rows of x: a warp has a few rows of the weights and goes along them, 8 or 32 codes a lane at a time
-// (backends/cuda/device/packed.cuh); where there are few rows, a block of four warps does, so that there are enough
+// (backends/cuda/device/quantized.cuh); where there are few rows, a block of four warps does, so that there are enough
 // reads under way. Bound by reading the codes for one row of x; with 8 by arithmetic.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
 #include "backends/cuda/device/launch.cuh"
-#include "backends/cuda/device/packed.cuh"
+#include "backends/cuda/device/quantized.cuh"
 #include "backends/cuda/device/rows.cuh"
 #include "mlxtape/core/registry.h"
 #include "quantized_matmul_args.h"
@@ -22,8 +22,8 @@ constexpr int kWarps = kThreads / cuda::kWarp;
 
 template <class T, int kBits, int kFew>
 __global__ void __launch_bounds__(kThreads)
-    few_rows(QuantizedMatmulArgs args, cuda::Packed<T> w, bool by_block, bool aligned, const T* x,
-             T* y) {
+    few_rows(QuantizedMatmulArgs args, cuda::Quantized<T> w, bool by_block, bool aligned,
+             const T* x, T* y) {
   cuda::wait_turn();
   constexpr int kRows = kFew == 8 ? 2 : 4;
   __shared__ float room[kWarps][cuda::kWarp];
@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int m = 0; m < kFew; ++m) rows_of_x[m] = x + (m < args.m ? m : 0) * args.k;
   float sum[kRows][kFew] = {};
-  cuda::packed_products<kBits>(w, rows, rows_of_x, aligned, by_block ? threadIdx.x : lane,
-                               by_block ? kThreads : cuda::kWarp, sum);
+  cuda::quantized_products<kBits>(w, rows, rows_of_x, aligned, by_block ? threadIdx.x : lane,
+                                  by_block ? kThreads : cuda::kWarp, sum);
   float mine = cuda::hand_out(sum);
   if (by_block) {
     room[warp][lane] = mine;
@@ -57,7 +57,7 @@ template <class T, int kFew>
 void run_few(const KernelCall& call) {
   const auto& args = call.as<QuantizedMatmulArgs>();
   const T* x = call.input<T>(0);
-  const cuda::Packed<T> w{
+  const cuda::Quantized<T> w{
       call.input<unsigned>(1),    call.in[2],    call.in[3], static_cast<int>(args.k), args.bits,
       cuda::shift_of(args.group), args.wide != 0};
   constexpr int kRows = kFew == 8 ? 2 : 4;

@@ -92,7 +92,7 @@ Data data_of(const Case& c, DType dtype, DType params, std::uint64_t seed) {
 }
 
 // A row's codes as one stream of bits, in words.
-Values packed(const Values& codes, int bits) {
+Values quantized(const Values& codes, int bits) {
   Values words(codes.size() * at(bits) / 32);
   for (std::size_t i = 0; i < codes.size() * at(bits); ++i) {
     const auto code = static_cast<unsigned>(codes[i / at(bits)]);
@@ -130,7 +130,7 @@ class QuantizedMatmul : public OnDevice {
     const Tensor x = tape.watch(up(data.in[kX], {c.m, c.k}, dtype));
     const Tensor s = tape.watch(up(data.in[kScales], groups, params));
     const Tensor b = tape.watch(up(data.in[kBiases], groups, params));
-    const Tensor codes = up(packed(data.codes, c.bits), {c.n, c.k * c.bits / 32}, DType::kU32);
+    const Tensor codes = up(quantized(data.codes, c.bits), {c.n, c.k * c.bits / 32}, DType::kU32);
     const Tensor y =
         ops::quantized_matmul(tape, x, {codes, s, b, c.bits, static_cast<int>(c.group)});
     const std::string label = " " + std::to_string(c.m) + "x" + std::to_string(c.n) + "x" +
@@ -182,7 +182,7 @@ TEST_P(QuantizedMatmul, StridedInputsAndScalesOfF32) {
   }
 }
 
-// More weights than are unpacked at a time.
+// More weights than are dequantised at a time.
 TEST_P(QuantizedMatmul, InSeveralParts) {
   check({33, 600, 512}, DType::kF32);
   check({2, 1100, 512, 2}, DType::kBF16);
@@ -196,7 +196,7 @@ TEST_P(QuantizedMatmul, AnyNumberOfAxes) {
   const auto up = [&](const Values& v, const Shape& shape) {
     return upload(v, shape, DType::kF32);
   };
-  const QuantizedWeight w{upload(packed(data.codes, 4), {5, 8}, DType::kU32),
+  const QuantizedWeight w{upload(quantized(data.codes, 4), {5, 8}, DType::kU32),
                           up(data.in[kScales], {5, 1}), up(data.in[kBiases], {5, 1})};
   const Tensor y = ops::quantized_matmul(encoder(), up(data.in[kX], {1, 2, 3, 64}), w);
   EXPECT_EQ(y.shape(), (Shape{1, 2, 3, 5}));
@@ -216,7 +216,7 @@ TEST_P(QuantizedMatmul, OnlyWantedGradientsAreMade) {
   const Case c{9, 6, 64};
   const Data data = data_of(c, DType::kF32, DType::kF32, 4);
   const Tensor x = upload(data.in[kX], {9, 64}, DType::kF32);
-  const QuantizedWeight w{upload(packed(data.codes, 4), {6, 8}, DType::kU32),
+  const QuantizedWeight w{upload(quantized(data.codes, 4), {6, 8}, DType::kU32),
                           upload(data.in[kScales], {6, 1}, DType::kF32),
                           upload(data.in[kBiases], {6, 1}, DType::kF32)};
   const Tensor dy = upload(data.dy, {9, 6}, DType::kF32);
@@ -267,7 +267,7 @@ TEST_P(QuantizedMatmul, AsMlx) {
                 {25.5, -95.75}}}) {
     Values codes;
     for (int i = 0; i < 64; ++i) codes.push_back((i * 7 + 3 * (i / 32) + i * i / 5) % (1 << bits));
-    const QuantizedWeight w{upload(packed(codes, bits), {2, bits}, DType::kU32),
+    const QuantizedWeight w{upload(quantized(codes, bits), {2, bits}, DType::kU32),
                             upload({0.125, -0.0625}, {2, 1}, DType::kF32),
                             upload({-0.75, 0.5}, {2, 1}, DType::kF32), bits, 32};
     EXPECT_EQ(download(ops::quantized_matmul(encoder(), in, w)), want_y);  // every sum is exact
@@ -286,7 +286,7 @@ TEST_P(QuantizedMatmul, SameBitsOnEveryRun) {
     const Data data = data_of(c, DType::kBF16, DType::kBF16, 5);
     const Tensor x = upload(data.in[kX], {m, 512}, DType::kBF16);
     const QuantizedWeight w{
-        upload(packed(data.codes, c.bits), {300, std::int64_t{16} * c.bits}, DType::kU32),
+        upload(quantized(data.codes, c.bits), {300, std::int64_t{16} * c.bits}, DType::kU32),
         upload(data.in[kScales], {300, 8}, DType::kBF16),
         upload(data.in[kBiases], {300, 8}, DType::kBF16), c.bits};
     const Tensor dy = upload(data.dy, {m, 300}, DType::kBF16);
@@ -305,7 +305,7 @@ TEST_P(QuantizedMatmul, NaNStaysInItsRowsAndColumns) {
       Data data = data_of(c, dtype, dtype, 5);
       data.in[kX][1 * 128 + 5] = NAN;
       const Tensor x = upload(data.in[kX], {m, 128}, dtype), dy = upload(data.dy, {m, 4}, dtype);
-      const Tensor codes = upload(packed(data.codes, 4), {4, 16}, DType::kU32);
+      const Tensor codes = upload(quantized(data.codes, 4), {4, 16}, DType::kU32);
       const auto weight = [&](const Values& scales) {
         return QuantizedWeight{codes, upload(scales, {4, 2}, dtype),
                                upload(data.in[kBiases], {4, 2}, dtype), 4, 64};
@@ -353,17 +353,17 @@ TEST(QuantizedMatmulCheck, SaysWhatIsWrong) {
   expect_refused({
       {"no axis", check(meta({}), w), Errc::kShape, "x must have at least one axis, got []"},
       {"double", check(meta({3, 128}, DType::kF64), w), Errc::kDType, "got f64"},
-      {"1 bit", with([](Weight& o) { o.bits = 1; }), Errc::kArgument,
+      {"1 bit", with([](Weight& o) { o.format.bits = 1; }), Errc::kArgument,
        "bits must be 2, 3, 4, 5, 6 or 8, got 1"},
-      {"7 bits", with([](Weight& o) { o.bits = 7; }), Errc::kArgument, "got 7"},
-      {"9 bits", with([](Weight& o) { o.bits = 9; }), Errc::kArgument, "got 9"},
-      {"group", with([](Weight& o) { o.group_size = 16; }), Errc::kArgument,
+      {"7 bits", with([](Weight& o) { o.format.bits = 7; }), Errc::kArgument, "got 7"},
+      {"9 bits", with([](Weight& o) { o.format.bits = 9; }), Errc::kArgument, "got 9"},
+      {"group", with([](Weight& o) { o.format.group_size = 16; }), Errc::kArgument,
        "group_size must be 32, 64 or 128, got 16"},
       {"half a group", check(meta({3, 96}), w), Errc::kShape,
        "rows must be a multiple of the group size 64 long, got 96"},
       {"codes of rank 1", with([&](Weight& o) { o.codes = meta({16}, DType::kU32); }), Errc::kShape,
        "codes must be"},
-      {"codes of 8 bits", with([](Weight& o) { o.bits = 8; }), Errc::kShape,
+      {"codes of 8 bits", with([](Weight& o) { o.format.bits = 8; }), Errc::kShape,
        "codes must be [5, 32], got [5, 16]"},
       {"signed codes", with([&](Weight& o) { o.codes = meta({5, 16}, DType::kI32); }), Errc::kDType,
        "codes must be u32, got i32"},

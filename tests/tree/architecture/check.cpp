@@ -1,4 +1,4 @@
-// What every architecture gets from its plan: random weights, gradients, a state, saving and loading, packing, LoRA, and the
+// What every architecture gets from its plan: random weights, gradients, a state, saving and loading, quantisation, LoRA, and the
 // jobs: training, training of adapters, generation by the engine.
 #include <algorithm>
 #include <cmath>
@@ -168,8 +168,8 @@ int main(int, char** argv) {
   save_model(model, folder + "/model");
   const Model loaded = load_model(folder + "/model", *encoder);
   expect(whole(*encoder, loaded, tokens) == logits, "what was loaded is what was saved");
-  const Model packed = quantize_model(*encoder, model, usual_packing({8, 32}));
-  expect(distance(logits, whole(*encoder, packed, tokens)) < 0.2, "8 bits are near");
+  const Model quantized = quantize_model(*encoder, model, usual_format({8, 32}));
+  expect(distance(logits, whole(*encoder, quantized, tokens)) < 0.2, "8 bits are near");
   Model tuned = model;
   add_lora(*encoder, tuned, {.rank = 2}, 1);
   expect(lora_parameters(tuned).size() == 2 * (3 * 7 + 8), "every linear layer has an adapter");

@@ -1,4 +1,4 @@
-// Packed weights, w = s·q + b with one s and b for each group of codes q: codes as bytes, and products of rows with
+// Quantised weights, w = s·q + b with one s and b for each group of codes q: codes as bytes, and products of rows with
 // few rows of x. Codes come in packs of 32, which are as many whole words as a code has bits.
 //
 // Codes of 4 and 8 bits are widened in registers, two of them from one lane: those at even places and those at odd
@@ -15,11 +15,11 @@
 #include <type_traits>
 
 // Per-target include guard: Highway flips the toggle for each target.
-#if defined(MLXTAPE_CPU_PACKED_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef MLXTAPE_CPU_PACKED_INL_H_
-#undef MLXTAPE_CPU_PACKED_INL_H_
+#if defined(MLXTAPE_CPU_QUANTIZED_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MLXTAPE_CPU_QUANTIZED_INL_H_
+#undef MLXTAPE_CPU_QUANTIZED_INL_H_
 #else
-#define MLXTAPE_CPU_PACKED_INL_H_
+#define MLXTAPE_CPU_QUANTIZED_INL_H_
 #endif
 
 HWY_BEFORE_NAMESPACE();
@@ -339,7 +339,7 @@ constexpr std::array<CodeProducts, kMostFew> kCodeProducts =
 
 // Weights as they are stored: codes [N, K·bits/32], scales and biases [N, K/group].
 template <class S>
-struct Packed {
+struct Quantized {
   const std::uint32_t* codes;
   const S *scales, *biases;
   std::int64_t k;
@@ -350,8 +350,10 @@ struct Packed {
   std::int64_t groups() const { return k / group; }
 };
 
-// Floats of room that packed_products needs.
-inline std::int64_t packed_room(std::int64_t k) { return 2 * in_units(4 * (k / 32)) + in_units(k); }
+// Floats of room that quantized_products needs.
+inline std::int64_t quantized_room(std::int64_t k) {
+  return 2 * in_units(4 * (k / 32)) + in_units(k);
+}
 
 // Which of them: codes of 4 bits or bytes, rows one by one or several.
 HWY_INLINE CodeProducts products_of([[maybe_unused]] Order order, bool nibbles, bool one_row,
@@ -368,9 +370,9 @@ HWY_INLINE CodeProducts products_of([[maybe_unused]] Order order, bool nibbles, 
 // out [few, pitch] = x·wᵀ for rows [row, row + rows) of the weights and few <= kMostFew rows of x, in the order given. A
 // sum does not depend on the rows beside it.
 template <class S>
-HWY_NOINLINE void packed_products(const Packed<S>& w, std::int64_t row, std::int64_t rows,
-                                  Order order, const float* x, std::int64_t few, float* room,
-                                  float* out, std::int64_t pitch) {
+HWY_NOINLINE void quantized_products(const Quantized<S>& w, std::int64_t row, std::int64_t rows,
+                                     Order order, const float* x, std::int64_t few, float* room,
+                                     float* out, std::int64_t pitch) {
   const std::int64_t groups = w.groups();
   Pieces pieces{room};
   float *s = pieces.take(4 * (w.k / 32)), *b = pieces.take(4 * (w.k / 32));

@@ -1,16 +1,16 @@
-// Packed weights as a source of products (weights-inl.h): a part is unpacked when it is needed, into the cache; a few rows
-// of x meet the codes themselves (packed-inl.h). As f32 a weight is exact; as half of a pair it is rounded to bf16.
-#include "backends/cpu/device/packed-inl.h"
+// Quantised weights as a source of products (weights-inl.h): a part is dequantised when it is needed, into the cache; a few rows
+// of x meet the codes themselves (quantized-inl.h). As f32 a weight is exact; as half of a pair it is rounded to bf16.
+#include "backends/cpu/device/quantized-inl.h"
 #include "backends/cpu/device/weights-inl.h"
 
 #include <cmath>
 
 // Per-target include guard: Highway flips the toggle for each target.
-#if defined(MLXTAPE_CPU_PACKED_WEIGHTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef MLXTAPE_CPU_PACKED_WEIGHTS_INL_H_
-#undef MLXTAPE_CPU_PACKED_WEIGHTS_INL_H_
+#if defined(MLXTAPE_CPU_QUANTIZED_WEIGHTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef MLXTAPE_CPU_QUANTIZED_WEIGHTS_INL_H_
+#undef MLXTAPE_CPU_QUANTIZED_WEIGHTS_INL_H_
 #else
-#define MLXTAPE_CPU_PACKED_WEIGHTS_INL_H_
+#define MLXTAPE_CPU_QUANTIZED_WEIGHTS_INL_H_
 #endif
 
 HWY_BEFORE_NAMESPACE();
@@ -21,7 +21,7 @@ constexpr std::int64_t kMostPart = 2 * kDepth;  // numbers of a row at a time
 
 // Scales and biases have type T, or are f32: wide.
 template <class T>
-struct PackedWeights {
+struct QuantizedWeights {
   const std::uint32_t* codes;   // [N, K·bits/32]
   const void *scales, *biases;  // [N, K/group]
   std::int64_t k;
@@ -29,13 +29,13 @@ struct PackedWeights {
   std::int64_t group;
   bool wide;
 
-  // Calls body(Packed) with their type.
+  // Calls body(Quantized) with their type.
   template <class Body>
   void with_type(const Body& body) const {
     const auto as = [&](auto zero) {
       using S = decltype(zero);
-      body(Packed<S>{codes, static_cast<const S*>(scales), static_cast<const S*>(biases), k, bits,
-                     group});
+      body(Quantized<S>{codes, static_cast<const S*>(scales), static_cast<const S*>(biases), k,
+                        bits, group});
     };
     wide ? as(float()) : as(T());
   }
@@ -133,10 +133,10 @@ struct PackedWeights {
     return false;
   }
 
-  // Codes that are widened in registers are read a second time sooner than unpacked.
+  // Codes that are widened in registers are read a second time sooner than dequantised.
   std::int64_t most_few() const { return bits == 4 || bits == 8 ? 2 * kMostFew : kMostFew; }
   std::int64_t few_pitch() const { return k; }
-  std::int64_t few_room() const { return packed_room(k); }
+  std::int64_t few_room() const { return quantized_room(k); }
   template <class X>
   void prepare(const X* x, float* out) const {
     order_row(order_for<X>(bits, group), x, k, group, out);
@@ -146,8 +146,9 @@ struct PackedWeights {
            std::int64_t count, float* room, float* out, std::int64_t pitch) const {
     with_type([&](const auto& w) {
       for (std::int64_t i = 0; i < count; i += kMostFew) {
-        packed_products(w, row, rows, order_for<X>(bits, group), x + i * k,
-                        std::min<std::int64_t>(kMostFew, count - i), room, out + i * pitch, pitch);
+        quantized_products(w, row, rows, order_for<X>(bits, group), x + i * k,
+                           std::min<std::int64_t>(kMostFew, count - i), room, out + i * pitch,
+                           pitch);
       }
     });
   }
@@ -155,8 +156,8 @@ struct PackedWeights {
 
 // The gradient of scales and biases: ds = Σ dw·q, db = Σ dw over each group of the parts of dw that are put, whole groups.
 template <class T>
-struct PackedGradient {
-  PackedWeights<T> w;
+struct QuantizedGradient {
+  QuantizedWeights<T> w;
   void *ds, *db;  // as scales and biases
 
   void put(std::int64_t row, std::int64_t col, std::int64_t rows, std::int64_t length,

@@ -1,4 +1,4 @@
-// Rows of packed weights, w = s·q + b with one s and b for each group of codes q, and their products with few rows
+// Rows of quantised weights, w = s·q + b with one s and b for each group of codes q, and their products with few rows
 // of x: what a thread adds up, from words of codes as they lie. A product of a thread's codes is split,
 // s·Σ q·x + b·Σ x: two multiplications for all of them instead of one for each.
 #pragma once
@@ -52,7 +52,7 @@ struct Codes {
 
 // Weights as they are stored: codes [N, K·bits/32], scales and biases [N, K/group] of type T, or f32 if wide.
 template <class T>
-struct Packed {
+struct Quantized {
   const unsigned* codes;
   const void *scales, *biases;
   int k, bits;
@@ -91,10 +91,11 @@ __device__ __forceinline__ void load_eight(const T* p, bool aligned, float (&v)[
 
 // sum[r][m] += this thread's part of x[m]·w[rows[r]]: codes from rank·kCount on, then every threads·kCount.
 template <int kBits, int kRows, int kFew, class T, class X>
-__device__ __forceinline__ void packed_products(const Packed<T>& w,
-                                                const std::int64_t (&rows)[kRows],
-                                                const X* const (&x)[kFew], bool aligned, int rank,
-                                                int threads, float (&sum)[kRows][kFew]) {
+__device__ __forceinline__ void quantized_products(const Quantized<T>& w,
+                                                   const std::int64_t (&rows)[kRows],
+                                                   const X* const (&x)[kFew], bool aligned,
+                                                   int rank, int threads,
+                                                   float (&sum)[kRows][kFew]) {
   constexpr int kCount = Codes<kBits>::kCount;
 #pragma unroll 2
   for (int k = rank * kCount; k < w.k; k += threads * kCount) {
