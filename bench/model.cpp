@@ -1,6 +1,7 @@
 // A whole model: a training step's forward and backward pass, reading a prompt, and tokens one by one.
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <numeric>
 #include <optional>
 #include <ostream>
@@ -8,6 +9,7 @@
 #include "bench.h"
 #include "measure.h"
 #include "mlxtape/base/files.h"
+#include "mlxtape/formats/model_directory.h"
 #include "mlxtape/jobs/engine.h"
 #include "mlxtape/models/load.h"
 #include "mlxtape/models/quantize.h"
@@ -60,6 +62,59 @@ models::Model make(CommandEncoder& encoder, const ModelConfig& how) {
   for (const auto& [name, config] : shapes()) names += ", " + name;
   throw Error(Errc::kArgument,
               "bench model: " + how.model + " is neither a directory nor one of" + names.substr(1));
+}
+
+// The bytes of a directory's files, read into a small buffer: what loading them cannot be faster than by much.
+void read_files(const std::vector<std::string>& paths, std::vector<char>& room) {
+  for (const std::string& path : paths) {
+    std::ifstream file(path, std::ios::binary);
+    while (file) file.read(room.data(), static_cast<std::streamsize>(room.size()));
+    if (!file.eof()) throw Error(Errc::kIo, "bench model: " + path + ": cannot be read");
+  }
+}
+
+// Loading a directory, and reading its files alone, in turns; the files are in the page cache from the first turn on.
+void measure_loading(CommandEncoder& encoder, const BenchConfig& config, const std::string& path,
+                     Report& report, std::ostream& out) {
+  std::vector<std::string> files;
+  std::size_t bytes = 0;
+  {
+    const formats::ModelFiles all(path);
+    files = all.files();
+    bytes = all.total_bytes();
+  }
+  std::vector<char> room(std::size_t{4} << 20U);
+  const auto load = [&] {
+    static_cast<void>(models::load_model(path, encoder));
+    encoder.commit_and_wait();
+  };
+  const auto read = [&] {
+    read_files(files, room);
+  };
+  read();
+  load();
+  encoder.device().memory().reset_peak();
+  load();
+  const std::size_t peak = encoder.device().memory().stats().peak;
+  std::vector<double> load_times, read_times;
+  for (int turn = 0; turn < 3; ++turn) {
+    sample(load, config.seconds / 3, load_times);
+    sample(read, config.seconds / 3, read_times);
+  }
+  const double us = median(load_times), read_us = median(read_times);
+  const auto rate = [&](double time) {
+    return static_cast<double>(bytes) / time / 1e3;
+  };
+  char line[200];
+  std::snprintf(line, sizeof line,
+                "loading %.2f GB: %.1f ms, %.1f GB/s; reading its files: %.1f ms, %.1f GB/s",
+                static_cast<double>(bytes) / 1e9, us / 1e3, rate(us), read_us / 1e3, rate(read_us));
+  out << line << std::endl;
+  report.add(Json::Object{{"what", "load"},
+                          {"bytes", count(bytes)},
+                          {"us", us},
+                          {"read_us", read_us},
+                          {"peak_bytes", count(peak)}});
 }
 
 struct Row {
@@ -170,6 +225,10 @@ class Measured {
 void run_model(Device& device, const BenchConfig& config, const ModelConfig& how,
                std::ostream& out) {
   const auto encoder = device.make_encoder();
+  Report report(device, config);
+  if (std::filesystem::is_directory(how.model)) {
+    measure_loading(*encoder, config, how.model, report, out);
+  }
   models::Model model = make(*encoder, how);
   if (how.bits > 0) {
     model = models::quantize_model(*encoder, model, models::usual_format({how.bits, 64}));
@@ -192,7 +251,6 @@ void run_model(Device& device, const BenchConfig& config, const ModelConfig& how
   std::snprintf(line, sizeof line, "%-24s %10s %12s %14s %12s", "what", "tokens", "ms", "tokens/s",
                 "peak GiB");
   out << line << std::endl;
-  Report report(device, config);
   report.set("model", how.model);
   report.set("dtype", name_of(model.dtype()));
   report.set("bits", how.bits);
