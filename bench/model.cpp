@@ -180,6 +180,7 @@ class Measured {
     options.slots = batch;
     options.context = context + kSteps + 2;
     options.first_room = kSteps + 2;
+    options.prompts_first = true;
     jobs::Engine engine(encoder_, model_, options);
     const std::string name =
         "decode, " + std::to_string(batch) + " after " + std::to_string(context) + ", " + how;
