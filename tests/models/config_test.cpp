@@ -180,7 +180,7 @@ TEST(ModelConfig, Qwen2AndQwen3Moe) {
   }
 }
 
-TEST(ModelConfig, models::WeightFormat) {
+TEST(ModelConfig, Formats) {
   Json json = flat("qwen3_next");
   EXPECT_EQ(Config::parse(json, "c").quantization.usual.bits, 0);
   json.set("quantization", Json::parse(R"({"group_size": 32, "bits": 3, "mode": "affine",

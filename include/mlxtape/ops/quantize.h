@@ -41,7 +41,7 @@ enum class QuantizeRule { kGpu, kCpu };
 
 struct QuantizedWeight {
   Tensor codes, scales, biases;
-  QuantizeFormat format;
+  QuantizeFormat format = {};
 };
 
 Check quantize_check(const Tensor& w, const QuantizeFormat& format);
