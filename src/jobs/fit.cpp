@@ -124,20 +124,22 @@ void Fit::step() {
   progress_.tokens += device_step_.queue(progress_.step);
   Pending given{encoder_.begin_download(device_step_.loss_sum()),
                 encoder_.begin_download(device_step_.norm())};
+  progress_.seconds += seconds_since(start);
   settle();
   pending_ = std::move(given);
   ++progress_.step;
-  progress_.seconds += seconds_since(start);
 }
 
-// Checks the step that was queued last.
+// Waits for the step that was queued last and checks it.
 void Fit::settle() {
   if (!pending_) return;
+  const auto start = std::chrono::steady_clock::now();
   const Pending last = std::move(*pending_);
   pending_.reset();
   const float loss =
       *static_cast<const float*>(last.loss->wait()) / static_cast<float>(options_.accumulation);
   const float size = *static_cast<const float*>(last.norm->wait());
+  progress_.seconds += seconds_since(start);  // most of a step's time is spent here
   require_finite("the loss", loss);
   require_finite("the norm of the gradients", size);
   norm_ = static_cast<double>(size);
