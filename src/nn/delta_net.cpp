@@ -24,15 +24,15 @@ Projected project(Tape& tape, const Tensor& x, const DeltaNetWeights& w, const D
   const Shape values{batch, tokens, s.value_heads, s.value_dim},
       heads{batch, tokens, s.value_heads};
   if (!w.qkvz.defined()) {
-    return {linear(tape, x, w.qkv), ops::reshape(tape, linear(tape, x, w.z), values),
-            linear(tape, x, w.b), linear(tape, x, w.a)};
+    const auto all = linears(tape, x, {{w.qkv}, {w.z}, {w.b}, {w.a}});
+    return {all[0], ops::reshape(tape, all[1], values), all[2], all[3]};
   }
-  const Tensor slabs = ops::reshape(tape, linear(tape, x, w.qkvz),
-                                    {batch, tokens, s.key_heads, 2 * s.key_dim + 2 * wide});
+  const auto all = linears(tape, x, {{w.qkvz}, {w.ba}});
+  const Tensor slabs =
+      ops::reshape(tape, all[0], {batch, tokens, s.key_heads, 2 * s.key_dim + 2 * wide});
   const auto parts =
       ops::split_at(tape, slabs, {s.key_dim, 2 * s.key_dim, 2 * s.key_dim + wide}, -1);
-  const Tensor pairs =
-      ops::reshape(tape, linear(tape, x, w.ba), {batch, tokens, s.key_heads, 2 * group});
+  const Tensor pairs = ops::reshape(tape, all[1], {batch, tokens, s.key_heads, 2 * group});
   const auto gates = ops::split(tape, pairs, 2, -1);
   const auto flat = [&](const Tensor& t, std::int64_t channels) {
     return ops::reshape(tape, t, {batch, tokens, channels});

@@ -1,6 +1,7 @@
 #include "mlxtape/nn/linear.h"
 
 #include "expect.h"
+#include "linear_node.h"
 #include "mlxtape/ops/dropout.h"
 #include "mlxtape/ops/elementwise.h"
 #include "mlxtape/ops/embedding.h"
@@ -37,25 +38,10 @@ Check linear_check(const Tensor& x, const Weight& w, const Tensor& bias) {
 
 namespace {
 
-Tensor without_adapter(Tape& tape, const Tensor& x, const Weight& w, const Tensor& bias) {
-  if (w.is_quantized()) {
-    const Tensor y = ops::quantized_matmul(tape, x, w.quantized);
-    return bias.defined() ? ops::add(tape, y, bias) : y;
-  }
-  Shape shape = x.shape();
-  const Tensor rows =
-      ops::reshape(tape, x, {*element_count(Shape(shape.begin(), shape.end() - 1)), shape.back()});
-  shape[shape.rank() - 1] = w.plain.dim(0);
-  ops::MatmulOptions options;
-  options.bias = bias;
-  const Tensor turned = ops::transpose(tape, w.plain, {1, 0});
-  return ops::reshape(tape, ops::matmul(tape, rows, turned, options), shape);
-}
-
-// The scale is given to the narrow product; the wide one is added to y as it is stored.
+// y with an adapter that has dropout, and so an x of its own.
 Tensor with_adapter(Tape& tape, const Tensor& x, const Tensor& y, const Adapter& adapter) {
   Tensor rows = ops::reshape(tape, x, {y.size() / y.shape().back(), x.shape().back()});
-  if (adapter.dropout > 0) rows = ops::dropout(tape, rows, adapter.dropout, adapter.key);
+  rows = ops::dropout(tape, rows, adapter.dropout, adapter.key);
   const Tensor seen = ops::matmul(tape, rows, ops::cast(tape, adapter.a, x.dtype()));
   ops::MatmulOptions options;
   options.residual = ops::reshape(tape, y, {rows.dim(0), y.shape().back()});
@@ -67,9 +53,25 @@ Tensor with_adapter(Tape& tape, const Tensor& x, const Tensor& y, const Adapter&
 }  // namespace
 
 Tensor linear(Tape& tape, const Tensor& x, const Weight& w, const Tensor& bias) {
-  require(linear_check(x, w, bias));
-  const Tensor y = without_adapter(tape, x, w, bias);
-  return w.adapter.defined() && y.size() > 0 ? with_adapter(tape, x, y, w.adapter) : y;
+  return linears(tape, x, {{w, bias}}).front();
+}
+
+std::vector<Tensor> linears(Tape& tape, const Tensor& x, std::initializer_list<Linear> all) {
+  if (all.size() < 1 || all.size() > kMostLinears) {
+    throw Error(Errc::kArgument, "linears: from 1 to " + std::to_string(kMostLinears) +
+                                     " weights, got " + std::to_string(all.size()));
+  }
+  std::vector<Linear> in_node(all);
+  for (Linear& one : in_node) {
+    require(linear_check(x, one.weight, one.bias));
+    if (one.weight.adapter.dropout > 0) one.weight.adapter = {};
+  }
+  std::vector<Tensor> ys = linear_node(tape, x, in_node);
+  for (std::size_t i = 0; i < ys.size(); ++i) {
+    const Adapter& adapter = all.begin()[i].weight.adapter;
+    if (adapter.dropout > 0 && ys[i].size() > 0) ys[i] = with_adapter(tape, x, ys[i], adapter);
+  }
+  return ys;
 }
 
 Tensor embed(Tape& tape, const Weight& w, const Tensor& ids) {
@@ -92,7 +94,8 @@ Check swiglu_network_check(const Tensor& x, const SwigluWeights& w) {
 Tensor swiglu_network(Tape& tape, const Tensor& x, const SwigluWeights& w,
                       GateActivation activation) {
   require(swiglu_network_check(x, w));
-  const Tensor gate = linear(tape, x, w.gate, w.gate_bias), up = linear(tape, x, w.up, w.up_bias);
+  const std::vector<Tensor> both = linears(tape, x, {{w.gate, w.gate_bias}, {w.up, w.up_bias}});
+  const Tensor &gate = both[0], &up = both[1];
   const auto opened = [&] {
     switch (activation) {
       case GateActivation::kGelu: return ops::multiply(tape, ops::gelu(tape, gate), up);

@@ -233,22 +233,23 @@ Tensor self_attention(Tape& tape, const Tensor& x, const SelfAttentionWeights& w
                       const SelfAttentionShape& shape, const SelfAttentionPast& past) {
   require(self_attention_check(x, w, shape, past));
   const std::int64_t batch = x.shape()[0], tokens = x.shape()[1], dim = shape.head_dim;
-  const auto project = [&](const Weight& weight, const Tensor& bias, std::int64_t heads) {
-    const Tensor all = linear(tape, x, weight, bias);
+  const std::vector<Tensor> projected =
+      linears(tape, x, {{w.q, w.q_bias}, {w.k, w.k_bias}, {w.v, w.v_bias}});
+  const auto by_heads = [&](const Tensor& all, std::int64_t heads) {
     return ops::reshape(tape, all, {batch, tokens, heads, all.shape().back() / heads});
   };
-  Tensor q = project(w.q, w.q_bias, shape.heads), gate;
+  Tensor q = by_heads(projected[0], shape.heads), gate;
   if (shape.gated) {
     const auto query_and_gate = ops::split(tape, q, 2, -1);
     q = query_and_gate[0];
     gate = query_and_gate[1];
   }
-  Tensor k = project(w.k, w.k_bias, shape.key_heads);
+  Tensor k = by_heads(projected[1], shape.key_heads);
   if (w.q_norm.defined()) {
     q = ops::rms_norm(tape, q, w.q_norm, shape.eps);
     k = ops::rms_norm(tape, k, w.k_norm, shape.eps);
   }
-  const Tensor v = project(w.v, w.v_bias, shape.key_heads);
+  const Tensor v = by_heads(projected[2], shape.key_heads);
   Tensor seen = attend(tape, rotated(tape, q, shape.rope, past), rotated(tape, k, shape.rope, past),
                        v, w.sinks, shape, past);
   if (shape.gated) seen = ops::multiply(tape, seen, ops::sigmoid(tape, gate));

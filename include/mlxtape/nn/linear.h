@@ -8,7 +8,9 @@
 // Types      as matmul takes them, or quantized_matmul; a and b: x's type or f32, used in x's type
 #pragma once
 
+#include <initializer_list>
 #include <utility>
+#include <vector>
 
 #include "mlxtape/ops/quantized_matmul.h"
 #include "mlxtape/tape/tape.h"
@@ -49,6 +51,14 @@ Tensor dequantized(Tape& tape, const Weight& w);
 
 Check linear_check(const Tensor& x, const Weight& w, const Tensor& bias = {});
 Tensor linear(Tape& tape, const Tensor& x, const Weight& w, const Tensor& bias = {});
+
+// Up to four of one x. The parts of its gradient are added as the products that make them are stored, and adapters with the
+// same scale share one product x·a.
+struct Linear {
+  Weight weight;
+  Tensor bias = {};
+};
+std::vector<Tensor> linears(Tape& tape, const Tensor& x, std::initializer_list<Linear> all);
 
 // Rows of w by ids; w has no adapter. The gradient of a plain w is row-sparse (mlxtape/ops/embedding.h).
 Tensor embed(Tape& tape, const Weight& w, const Tensor& ids);

@@ -40,4 +40,9 @@ QuantizedMatmulGrads quantized_matmul_backward(CommandEncoder& encoder, const Te
                                                const QuantizedWeight& w, const Tensor& dy,
                                                QuantizedMatmulWanted wanted = {});
 
+// dx = dy·w, or, if it adds, dx += dy·w. dx: contiguous.
+Check quantized_matmul_dx_into_check(const QuantizedWeight& w, const Tensor& dy, const Tensor& dx);
+void quantized_matmul_dx_into(CommandEncoder& encoder, const QuantizedWeight& w, const Tensor& dy,
+                              const Tensor& dx, bool adds);
+
 }  // namespace mlxtape::ops

@@ -57,20 +57,23 @@ void each_part(CommandEncoder& encoder, const QuantizedMatmulArgs& args, DType d
 // Rows [start, stop).
 QuantizedWeight rows_of(const QuantizedWeight& w, std::int64_t start, std::int64_t stop) {
   return {w.codes.slice(0, start, stop), w.scales.slice(0, start, stop),
-          w.biases.slice(0, start, stop), w.format.bits, w.format.group_size};
+          w.biases.slice(0, start, stop), w.format};
 }
 
-// dy: [m, n]. Parts are added in f32.
-Tensor gradient_x(CommandEncoder& encoder, const QuantizedWeight& w,
-                  const QuantizedMatmulArgs& args, const Tensor& dy) {
+// dy: [m, n], dx: [m, k]. Parts are added in f32.
+void add_gradient_x(CommandEncoder& encoder, const QuantizedWeight& w,
+                    const QuantizedMatmulArgs& args, const Tensor& dy, const Tensor& dx,
+                    bool adds) {
   Tensor sum;
   each_part(encoder, args, dy.dtype(), [&](std::int64_t start, std::int64_t stop) {
     const Tensor rows = dequantize(encoder, rows_of(w, start, stop), dy.dtype());
-    const DType dtype = stop - start == args.n ? dy.dtype() : DType::kF32;
-    if (start == 0) sum = encoder.empty({args.m, args.k}, dtype);
+    if (stop - start == args.n) return matmul_into(encoder, dy, rows, dx, adds ? 1 : 0);
+    if (start == 0) sum = encoder.empty({args.m, args.k}, DType::kF32);
     matmul_into(encoder, dy.slice(1, start, stop), rows, sum, start == 0 ? 0 : 1);
   });
-  return cast(encoder, sum, dy.dtype());
+  if (!sum.defined()) return;
+  const Tensor rounded = cast(encoder, sum, dy.dtype());
+  adds ? encoder.add_into(dx, rounded) : encoder.copy(rounded, dx);
 }
 
 // x: [m, k], dy: [m, n].
@@ -163,7 +166,10 @@ QuantizedMatmulGrads quantized_matmul_backward(CommandEncoder& encoder, const Te
     return grads;
   }
   const Tensor dy_rows = encoder.contiguous(dy).reshape({args.m, args.n});
-  if (wanted.x) grads.dx = gradient_x(encoder, w, args, dy_rows).reshape(x.shape());
+  if (wanted.x) {
+    grads.dx = encoder.empty(x.shape(), x.dtype());
+    add_gradient_x(encoder, w, args, dy_rows, grads.dx.reshape({args.m, args.k}), false);
+  }
   if (wanted.params) {
     const Tensor rows = encoder.contiguous(x).reshape({args.m, args.k});
     const DequantizeGradients params = gradient_params(encoder, w, args, rows, dy_rows);
@@ -171,6 +177,26 @@ QuantizedMatmulGrads quantized_matmul_backward(CommandEncoder& encoder, const Te
     grads.d_biases = params.d_biases;
   }
   return grads;
+}
+
+Check quantized_matmul_dx_into_check(const QuantizedWeight& w, const Tensor& dy, const Tensor& dx) {
+  if (!dx.is_contiguous()) {
+    return wrong(Errc::kShape, "dx must be contiguous, got strides " + to_string(dx.strides()));
+  }
+  return quantized_matmul_backward_check(dx, w, dy);
+}
+
+void quantized_matmul_dx_into(CommandEncoder& encoder, const QuantizedWeight& w, const Tensor& dy,
+                              const Tensor& dx, bool adds) {
+  require(quantized_matmul_dx_into_check(w, dy, dx));
+  const QuantizedMatmulArgs args = args_of(dx, w);
+  if (args.m == 0 || args.k == 0) return;
+  if (args.n == 0) {
+    if (!adds) encoder.copy(encoder.zeros(dx.shape(), dx.dtype()), dx);
+    return;
+  }
+  add_gradient_x(encoder, w, args, encoder.contiguous(dy).reshape({args.m, args.n}),
+                 dx.reshape({args.m, args.k}), adds);
 }
 
 Tensor quantized_matmul(Tape& tape, const Tensor& x, const QuantizedWeight& w) {
