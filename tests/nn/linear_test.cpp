@@ -103,7 +103,120 @@ Block network(nn::GateActivation activation, unsigned biases) {
   return block;
 }
 
+// Three weights of one x: quantised, with an adapter; plain, with a bias and an adapter of the same scale; plain, with an
+// adapter of another scale.
+Block several(std::int64_t rows, std::int64_t in, const std::vector<std::int64_t>& outs,
+              const std::vector<std::uint32_t>& codes) {
+  constexpr std::int64_t kGroup = 32;
+  const std::int64_t groups = in / kGroup;
+  static constexpr std::array<std::int64_t, 3> kRanks = {2, 3, 1};
+  static constexpr std::array<float, 3> kScales = {1.5F, 1.5F, 0.5F};
+  const double by_in = 1 / std::sqrt(static_cast<double>(in));
+  Block block{"linears",
+              {{"x", {rows, in}},
+               {"scales", {outs[0], groups}, by_in / 16},
+               {"biases", {outs[0], groups}, by_in},
+               {"w1", {outs[1], in}, by_in},
+               {"bias", {outs[1]}},
+               {"w2", {outs[2], in}, by_in}},
+              {},
+              {},
+              {}};
+  for (std::size_t i = 0; i < 3; ++i) {
+    block.inputs.push_back({"a", {in, kRanks[i]}, by_in});
+    block.inputs.push_back({"b", {kRanks[i], outs[i]}});
+    block.outputs.push_back({rows, outs[i]});
+  }
+  const auto turned = [](const Values& m, std::int64_t from, std::int64_t to) {
+    Values result;
+    for (std::int64_t j = 0; j < to; ++j) {
+      for (std::int64_t i = 0; i < from; ++i) {
+        result.push_back(m[static_cast<std::size_t>(i * to + j)]);
+      }
+    }
+    return result;
+  };
+  block.in_double = [=](const Arrays& v, const Blur& blur) {
+    Values w0;
+    for (std::int64_t n = 0; n < outs[0]; ++n) {
+      for (std::int64_t k = 0; k < in; ++k) {
+        const auto group = static_cast<std::size_t>(n * groups + k / kGroup);
+        const std::uint32_t word = codes[static_cast<std::size_t>((n * in + k) / 8)];
+        w0.push_back(v[1][group] * (word >> (k % 8 * 4) & 15U) + v[2][group]);
+      }
+    }
+    const std::array<const Values*, 3> weights = {&w0, &v[3], &v[5]};
+    Arrays ys;
+    for (std::size_t i = 0; i < 3; ++i) {
+      const Values& a = v[6 + 2 * i];
+      const Values& b = v[7 + 2 * i];
+      Values y = product(v[0], *weights[i], rows, in, outs[i], blur);
+      const Values seen = product(v[0], turned(a, in, kRanks[i]), rows, in, kRanks[i], blur);
+      const Values more =
+          product(seen, turned(b, kRanks[i], outs[i]), rows, kRanks[i], outs[i], blur);
+      for (std::size_t j = 0; j < y.size(); ++j) {
+        if (i == 1) y[j] += v[4][j % static_cast<std::size_t>(outs[1])];
+        y[j] = blur(blur(y[j]) + static_cast<double>(kScales[i]) * more[j]);
+      }
+      ys.push_back(std::move(y));
+    }
+    return ys;
+  };
+  block.on_tape = [=](Tape& tape, const std::vector<Tensor>& t) {
+    const Tensor words = tape.encoder().empty({outs[0], in / 8}, DType::kU32);
+    tape.encoder().upload(codes.data(), codes.size() * sizeof(std::uint32_t), words);
+    std::vector<nn::Weight> w = {ops::QuantizedWeight{words, t[1], t[2], {4, kGroup}}, t[3], t[5]};
+    for (std::size_t i = 0; i < 3; ++i) w[i].adapter = {t[6 + 2 * i], t[7 + 2 * i], kScales[i]};
+    return nn::linears(tape, t[0], {{w[0]}, {w[1], t[4]}, {w[2]}});
+  };
+  return block;
+}
+
 class Linear : public Blocks {};
+
+TEST_P(Linear, SeveralOfOneInput) {
+  Noise noise(5);
+  const auto codes = [&](std::int64_t words) {
+    std::vector<std::uint32_t> all(static_cast<std::size_t>(words));
+    for (std::uint32_t& word : all)
+      word = static_cast<std::uint32_t>(noise.below(std::int64_t{1} << 32U));
+    return all;
+  };
+  check_every_number(several(3, 32, {4, 5, 2}, codes(4 * 32 / 8)));
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    check_directions(several(40, 64, {96, 40, 8}, codes(96 * 64 / 8)), dtype);
+  }
+}
+
+// What nothing was made of has no gradient, and what is not wanted is not computed.
+TEST_P(Linear, SomeOfSeveral) {
+  Noise noise(6);
+  const auto random = [&](const Shape& shape) {
+    return upload(random_values(noise, *element_count(shape), DType::kF32), shape, DType::kF32);
+  };
+  const Tensor x = random({3, 8}), w = random({4, 8}), a = random({8, 2}), b = random({2, 5});
+  nn::Weight adapted = random({5, 8});
+  const auto gradients = [&](bool together) {
+    Tape tape(encoder());
+    const Tensor in = tape.watch(x);
+    adapted.adapter = {tape.watch(a), tape.watch(b), 2};
+    const nn::Weight plain = tape.watch(w);
+    std::vector<Tensor> ys;
+    if (together) {
+      ys = nn::linears(tape, in, {{plain}, {adapted}});
+    } else {
+      ys = {nn::linear(tape, in, plain), nn::linear(tape, in, adapted)};
+    }
+    tape.backward(ys[1], ys[1].detach());
+    EXPECT_FALSE(tape.has_grad(plain.plain) && download(tape.grad(plain.plain)) != Values(32, 0));
+    return std::vector<Values>{download(tape.grad(in)), download(tape.grad(adapted.adapter.a)),
+                               download(tape.grad(adapted.adapter.b))};
+  };
+  EXPECT_EQ(gradients(true), gradients(false));
+  Tape tape(encoder());
+  expect_error(Errc::kArgument, "linears: from 1 to 4 weights, got 5",
+               [&] { nn::linears(tape, x, {{w}, {w}, {w}, {w}, {w}}); });
+}
 
 TEST_P(Linear, GatedNetworksGradients) {
   using enum nn::GateActivation;
