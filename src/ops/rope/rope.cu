@@ -1,7 +1,8 @@
-// CUDA kernels of rope (formula: mlxtape/ops/rope.h). A thread has one token's pairs whose channels are two packs of 16 bytes,
-// or a pack of channels that stay, and goes through the heads with their sines and cosines in registers. Where rows are no
-// whole packs, pairs are neighbours, or tokens are so few that the angles' latency counts, it has one pair. Bound by memory
-// from a few heads on; before, by the angle, which is made in f64.
+// CUDA kernels of rope (formula: mlxtape/ops/rope.h). A block has a few tokens. A thread has one token's pairs whose channels
+// are two packs of 16 bytes, or a pack of channels that stay, and up to four heads at a time: these are on their way while the
+// block makes the angles, one for each of its tokens' pairs, in shared memory. Where rows are no whole packs, or pairs are
+// neighbours, a thread has one pair of a token and goes through the heads. Bound by memory; an angle is made in f64.
+#include <algorithm>
 #include <string>
 
 #include "backends/cuda/device/launch.cuh"
@@ -40,49 +41,80 @@ __device__ __forceinline__ std::int64_t token_start(const RopeArgs& args, std::i
   return b * args.heads * args.tokens * args.cols + t * args.token_step;
 }
 
+// How a block's threads are dealt out: tokens, then groups of heads, then packs of a row.
+struct Deal {
+  int tokens, groups, packs;
+};
+constexpr int kMostPairs = 2048;  // of a block
+
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    turn_packs(RopeArgs args, const T* x, const std::int32_t* offsets, const float* periods, T* y) {
+    turn_packs(RopeArgs args, Deal deal, const T* x, const std::int32_t* offsets,
+               const float* periods, T* y) {
   cuda::wait_turn();
+  __shared__ float2 turns[kMostPairs];
   constexpr int kPack = cuda::kPack<T>;
-  const std::int64_t turning = args.half / kPack;
-  const std::int64_t lanes = args.cols / kPack - turning;
-  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i >= args.batch * args.tokens * lanes) return;
-  const std::int64_t lane = i % lanes, t = i / lanes % args.tokens, b = i / lanes / args.tokens;
-  const std::int64_t start = token_start(args, b, t) + lane * kPack;
-  const auto heads = static_cast<int>(args.heads);
-  if (lane >= turning) {
-    const std::int64_t stays = start + args.half;
-#pragma unroll 4
-    for (int head = 0; head < heads; ++head) {
-      const std::int64_t at = stays + head * args.head_step;
-      cuda::store_pack(cuda::load_pack(x + at), y + at);
+  constexpr int kAtOnce = 4;  // heads
+  const auto half = static_cast<int>(args.half), heads = static_cast<int>(args.heads);
+  const std::int64_t first = std::int64_t{blockIdx.x} * deal.tokens;
+  const std::int64_t left = args.batch * args.tokens - first;
+  const int count = left < deal.tokens ? static_cast<int>(left) : deal.tokens;
+  const int pack = static_cast<int>(threadIdx.x) % deal.packs;
+  const int row = static_cast<int>(threadIdx.x) / deal.packs;
+  const int group = row % deal.groups, own = row / deal.groups;
+  const bool works = own < count;
+  const bool turning = pack < half / kPack;
+  const std::int64_t token = first + (works ? own : 0);
+  const std::int64_t start = token_start(args, token / args.tokens, token % args.tokens) +
+                             pack * kPack + (turning ? 0 : half);
+  cuda::Pack<T> low[kAtOnce], high[kAtOnce];
+  const auto load = [&](int from) {
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int head = from + n * deal.groups;
+      if (!works || head >= heads) continue;
+      const T* at = x + start + head * args.head_step;
+      low[n] = cuda::load_pack(at);
+      if (turning) high[n] = cuda::load_pack(at + half);
     }
-    return;
+  };
+  load(group);
+  for (int i = static_cast<int>(threadIdx.x); i < count * half; i += kThreads) {
+    const std::int64_t t = first + i / half;
+    turns[i] = turn_of(args, offsets, periods, t / args.tokens, t % args.tokens, i % half);
   }
+  __syncthreads();
+  if (!works) return;
   float c[kPack], s[kPack];
 #pragma unroll
   for (int k = 0; k < kPack; ++k) {
-    const float2 turn = turn_of(args, offsets, periods, b, t, lane * kPack + k);
+    const float2 turn = turns[turning ? own * half + pack * kPack + k : 0];
     c[k] = turn.x;
     s[k] = turn.y;
   }
-#pragma unroll 4
-  for (int head = 0; head < heads; ++head) {
-    const std::int64_t p = start + head * args.head_step, q = p + args.half;
-    const cuda::Pack<T> low = cuda::load_pack(x + p), high = cuda::load_pack(x + q);
-    float a[kPack], d[kPack];
-    cuda::unpack(low, a);
-    cuda::unpack(high, d);
+  for (int from = group; from < heads; from += kAtOnce * deal.groups) {
+    if (from != group) load(from);
 #pragma unroll
-    for (int k = 0; k < kPack; ++k) {
-      const float turned = a[k] * c[k] - d[k] * s[k];
-      d[k] = fmaf(a[k], s[k], d[k] * c[k]);
-      a[k] = turned;
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int head = from + n * deal.groups;
+      if (head >= heads) continue;
+      T* at = y + start + head * args.head_step;
+      if (!turning) {
+        cuda::store_pack(low[n], at);
+        continue;
+      }
+      float a[kPack], d[kPack];
+      cuda::unpack(low[n], a);
+      cuda::unpack(high[n], d);
+#pragma unroll
+      for (int k = 0; k < kPack; ++k) {
+        const float turned = a[k] * c[k] - d[k] * s[k];
+        d[k] = fmaf(a[k], s[k], d[k] * c[k]);
+        a[k] = turned;
+      }
+      cuda::store_pack(cuda::pack_of<T>(a), at);
+      cuda::store_pack(cuda::pack_of<T>(d), at + half);
     }
-    cuda::store_pack(cuda::pack_of<T>(a), y + p);
-    cuda::store_pack(cuda::pack_of<T>(d), y + q);
   }
 }
 
@@ -117,15 +149,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Are there many tokens, and are all rows of x and y, and their halves, whole packs?
+// Are all rows of x and y, and their halves, whole packs, of which a block can take a token's?
 template <class T>
 bool in_packs(const RopeArgs& args, const T* x, const T* y) {
   const auto whole = [](std::int64_t n) {
     return n % cuda::kPack<T> == 0;
   };
-  return args.batch * args.tokens >= 256 && args.traditional == 0 && whole(args.half) &&
-         whole(args.cols) && whole(args.head_step) && whole(args.token_step) &&
-         cuda::is_aligned(x) && cuda::is_aligned(y);
+  return args.traditional == 0 && whole(args.half) && whole(args.cols) && whole(args.head_step) &&
+         whole(args.token_step) && (args.cols - args.half) / cuda::kPack<T> <= kThreads &&
+         args.half <= kMostPairs && cuda::is_aligned(x) && cuda::is_aligned(y);
 }
 
 template <class T>
@@ -137,10 +169,16 @@ void rope_fwd(const KernelCall& call) {
   const auto* periods = call.input<float>(2);
   auto* stream = static_cast<cudaStream_t>(call.queue);
   if (in_packs(args, x, y)) {
-    const std::int64_t packs =
-        args.batch * args.tokens * ((args.cols - args.half) / cuda::kPack<T>);
-    cuda::launch(turn_packs<T>, cuda::blocks_for(packs, kThreads), kThreads, 0, 1, stream, args, x,
-                 offsets, periods, y);
+    Deal deal{};
+    deal.packs = static_cast<int>((args.cols - args.half) / cuda::kPack<T>);
+    deal.groups = static_cast<int>(
+        std::clamp<std::int64_t>(std::min<std::int64_t>(kThreads / deal.packs, args.heads), 1, 4));
+    deal.tokens = std::max(kThreads / (deal.packs * deal.groups), 1);
+    if (args.half > 0) {
+      deal.tokens = std::min(deal.tokens, std::max(kMostPairs / static_cast<int>(args.half), 1));
+    }
+    cuda::launch(turn_packs<T>, cuda::blocks_for(args.batch * args.tokens, deal.tokens), kThreads,
+                 0, 1, stream, args, deal, x, offsets, periods, y);
     return;
   }
   const std::int64_t threads = args.batch * args.tokens * (args.cols - args.half);

@@ -118,7 +118,7 @@ TEST_P(Rope, MatchesOracleForEveryShape) {
   }
 }
 
-// So many that a GPU takes them by packs; head_dim 64 in f16 with 24 channels that turn is no whole number of them.
+// By whole packs and not: 12 pairs in 16 bits. More heads than a GPU's thread takes at once.
 TEST_P(Rope, ManyTokens) {
   const std::int64_t tokens = scaled(150);
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
@@ -127,6 +127,7 @@ TEST_P(Rope, ManyTokens) {
       for (const bool strided : {false, true}) {
         check({2, 5, tokens, cols, dims, false, 3}, dtype, strided);
         check({2, 5, tokens, cols, dims, false, 7, {11, -4}}, dtype, strided);
+        check({1, 37, 3, cols, dims, false, 7}, dtype, strided);
       }
     }
     check({2, 1, tokens, 16, 16, false, 1, {}, {1, 3.5, INFINITY, 2, 9, 1, 1, 0.5}}, dtype, true);
