@@ -3,7 +3,8 @@
 // Products are cuBLASLt's, with the bias, and the tanh form of gelu where nobody wants z, in its epilogue,
 // and a residual as the matrix that is added. Every other activation is a pass of our own over z. One batch
 // axis, the longest, goes to cuBLASLt, the others are loops. A bias must be aligned and of the result's type
-// there: where it is not, a copy in the workspace is. Where 16-bit rows of a, b or y are no whole 16 bytes there is no
+// there: where it is not, a copy in the workspace is. 16-bit products with an inner axis of 8 or 16 that are added to
+// something are ours (matmul_short.cuh). Where 16-bit rows of a, b or y are no whole 16 bytes there is no
 // epilogue there, or one that rounds the product first:
 // their sums go through f32 in the workspace, so that they are rounded once.
 #include <cuda_runtime.h>
@@ -17,6 +18,7 @@
 #include "backends/cuda/device/rows.cuh"
 #include "backends/cuda/device/vectors.cuh"
 #include "matmul_args.h"
+#include "matmul_short.cuh"
 #include "mlxtape/core/registry.h"
 
 namespace mlxtape::ops {
@@ -331,6 +333,12 @@ void run_as(const KernelCall& call) {
     // What is added: a residual, or what y holds.
     const O* added = residual != nullptr ? residual : y;
     const float beta = residual != nullptr ? 1 : args.beta;
+    if constexpr (sizeof(T) == 2 && std::is_same_v<T, O>) {
+      if (bias == nullptr && beta == 1 &&
+          add_short_product(args, call.input<T>(0), call.input<T>(1), added, y, stream)) {
+        return;
+      }
+    }
     if (multiply<T>(args, call, bias != nullptr ? BlasEpilogue::kBias : BlasEpilogue::kNone, bias,
                     added, beta, y)) {
       return;

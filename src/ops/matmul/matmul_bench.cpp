@@ -11,7 +11,7 @@ using ops::Activation;
 using ops::MatmulOptions;
 
 // form: "" plain, "nt" b turned (a linear layer with its weights [N, K]), "tn" a turned (their gradient),
-// "silu" with bias and silu.
+// "silu" with bias and silu, "add" added to y.
 BenchCase bench_case(const char* form, std::int64_t batch, std::int64_t m, std::int64_t k,
                      std::int64_t n, DType dtype) {
   const std::string what = form;
@@ -21,6 +21,7 @@ BenchCase bench_case(const char* form, std::int64_t batch, std::int64_t m, std::
   BenchCase out{form, "fwd", name, dtype, batch * (m * k + k * n) * size, batch * m * n * size,
                 2,    1,     {}};
   out.flops = 2 * batch * m * k * n;
+  if (what == "add") out.read_bytes += m * n * size;
   out.prepare = [=](CommandEncoder& encoder) -> BenchCall {
     const auto make = [&](std::int64_t rows, std::int64_t cols, bool turn, std::uint64_t seed) {
       const Shape shape = turn ? Shape{batch, cols, rows} : Shape{batch, rows, cols};
@@ -33,6 +34,12 @@ BenchCase bench_case(const char* form, std::int64_t batch, std::int64_t m, std::
     if (what == "silu") {
       options.bias = random_tensor(encoder, {n}, dtype, 3);
       options.activation = Activation::kSilu;
+    }
+    if (what == "add") {
+      const Tensor y = random_tensor(encoder, {m, n}, dtype, 4);
+      return [=, &encoder] {
+        ops::matmul_into(encoder, a, b, y);
+      };
     }
     return [=, &encoder] {
       ops::matmul(encoder, a, b, options);
@@ -55,6 +62,7 @@ std::vector<BenchCase> matmul_bench_cases() {
       cases.push_back(bench_case("tn", 1, n, 512, k, dtype));  // dyᵀ · x
     }
     cases.push_back(bench_case("silu", 1, 512, 768, 3072, dtype));
+    cases.push_back(bench_case("add", 1, 8192, 8, 3072, dtype));  // a LoRA adapter's
     for (const char* form : {"", "nt"}) {
       cases.push_back(bench_case(form, 1, 1, 2048, 2048, dtype));
       cases.push_back(bench_case(form, 1, 8, 2048, 8192, dtype));

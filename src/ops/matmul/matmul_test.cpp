@@ -584,6 +584,41 @@ TEST_P(Matmul, GoesIntoWhatIsThere) {
   }
 }
 
+// As adapters of low rank are: a perhaps some columns of a wider matrix, b perhaps turned.
+TEST_P(Matmul, AShortInnerAxisIsAdded) {
+  Noise noise(9);
+  for (const DType dtype : kTypes) {
+    for (const auto& [m, n] :
+         std::vector<std::pair<std::int64_t, std::int64_t>>{{301, 264}, {70, 1040}, {70, 1044}}) {
+      for (const std::int64_t k : {8, 16, 24}) {
+        for (const bool turned : {false, true}) {
+          const Layout at({m, k}, {k, n});
+          const Values a = signed_values(noise, at.a_size, at.k, dtype, true, false);
+          const Values b = signed_values(noise, at.b_size, at.n, dtype, false, true);
+          const Values before = random_values(noise, at.size, dtype);
+          const Tensor wide = encoder().zeros({m, 40}, dtype), some = wide.slice(1, 8, 8 + k);
+          encoder().copy(upload(a, {m, k}, dtype), some);
+          Tensor right = upload(b, {k, n}, dtype);
+          if (turned) right = encoder().contiguous(right.transpose({1, 0})).transpose({1, 0});
+          const Tensor y = upload(before, at.y, dtype);
+          const Tensor sum =
+              ops::matmul(encoder(), upload(a, {m, k}, dtype), right, {.residual = y});
+          ops::matmul_into(encoder(), some, right, y);
+          Refs want = oracle_z(at, a, b, {});
+          for (std::size_t i = 0; i < want.size(); ++i) {
+            want[i] = {want[i].value + before[i], want[i].scale + std::abs(before[i])};
+          }
+          const std::string what = std::to_string(m) + "x" + std::to_string(n) + "x" +
+                                   std::to_string(k) + " " + name_of(dtype) +
+                                   (turned ? " turned" : "");
+          expect_close("into " + what, download(y), want, dtype, k + 1);
+          expect_close("residual " + what, download(sum), want, dtype, k + 1);
+        }
+      }
+    }
+  }
+}
+
 TEST_P(Matmul, GradientsThroughATape) {
   for (const DType dtype : kTypes) {
     for (const Activation activation : kActivations) {

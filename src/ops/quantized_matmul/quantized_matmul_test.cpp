@@ -188,6 +188,35 @@ TEST_P(QuantizedMatmul, InSeveralParts) {
   check({2, 1100, 512, 2}, DType::kBF16);
 }
 
+// The gradient of x on its own, and added to what is there: of one part of the weights, and of several.
+TEST_P(QuantizedMatmul, GradientOfXIsAdded) {
+  for (const Case& c : {Case{36, 10, 128, 6}, Case{33, 600, 512}}) {
+    const Data data = data_of(c, DType::kF32, DType::kF32, 4);
+    const Results want = oracle(c, data, DType::kF32, DType::kF32);
+    const auto up = [&](const Values& v, const Shape& shape) {
+      return upload(v, shape, DType::kF32);
+    };
+    const std::int64_t groups = c.k / c.group;
+    const QuantizedWeight w{
+        upload(quantized(data.codes, c.bits), {c.n, c.k * c.bits / 32}, DType::kU32),
+        up(data.in[kScales], {c.n, groups}),
+        up(data.in[kBiases], {c.n, groups}),
+        {c.bits, static_cast<int>(c.group)}};
+    const Tensor dy = up(data.dy, {c.m, c.n});
+    const Tensor dx = up(Values(static_cast<std::size_t>(c.m * c.k), std::nan("")), {c.m, c.k});
+    ops::quantized_matmul_dx_into(encoder(), w, dy, dx, false);
+    const std::string what = std::to_string(c.n);
+    expect_close("alone " + what, download(dx), want.grads[kX], DType::kF32, c.n);
+    ops::quantized_matmul_dx_into(encoder(), w, dy, dx, true);
+    Refs twice = want.grads[kX];
+    for (auto& one : twice) one = {2 * one.value, 2 * one.scale};
+    expect_close("added " + what, download(dx), twice, DType::kF32, c.n);
+    expect_error(Errc::kShape, "dx must be contiguous", [&] {
+      ops::quantized_matmul_dx_into(encoder(), w, dy, dx.slice(1, 0, 32), true);
+    });
+  }
+}
+
 // One axis or three; x's axes stay those of y.
 TEST_P(QuantizedMatmul, AnyNumberOfAxes) {
   const Case c{6, 5, 64};
