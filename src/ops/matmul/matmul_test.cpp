@@ -589,14 +589,14 @@ TEST_P(Matmul, AShortInnerAxisIsAdded) {
   Noise noise(9);
   for (const DType dtype : kTypes) {
     for (const auto& [m, n] :
-         std::vector<std::pair<std::int64_t, std::int64_t>>{{301, 264}, {70, 1040}, {70, 1044}}) {
-      for (const std::int64_t k : {8, 16, 24}) {
+         std::vector<std::pair<std::int64_t, std::int64_t>>{{301, 264}, {70, 1040}}) {
+      for (const std::int64_t k : {8, 16}) {
         for (const bool turned : {false, true}) {
           const Layout at({m, k}, {k, n});
           const Values a = signed_values(noise, at.a_size, at.k, dtype, true, false);
           const Values b = signed_values(noise, at.b_size, at.n, dtype, false, true);
           const Values before = random_values(noise, at.size, dtype);
-          const Tensor wide = encoder().zeros({m, 40}, dtype), some = wide.slice(1, 8, 8 + k);
+          const Tensor wide = encoder().zeros({m, 48}, dtype), some = wide.slice(1, 8, 8 + k);
           encoder().copy(upload(a, {m, k}, dtype), some);
           Tensor right = upload(b, {k, n}, dtype);
           if (turned) right = encoder().contiguous(right.transpose({1, 0})).transpose({1, 0});
