@@ -107,6 +107,36 @@ __device__ __forceinline__ void lay_tile(const Lane& lane, const float (&c)[kTil
   }
 }
 
+constexpr int kAll = 1 << 20;  // columns
+
+// c += A·B over kLength, or its steps of 16 from `first` on, for this warp's 16 rows and the columns of B up to `last`.
+template <class T, int kLength, bool kTurnA, bool kTurnB, class A, class B>
+__device__ __forceinline__ void add_product(const Lane& lane, float (&c)[kTiles][4], const A& a,
+                                            int row, const B& b, int col, int first = 0,
+                                            int last = kAll) {
+#pragma unroll
+  for (int l = 0; l < kLength; l += 16) {
+    if (l < first) continue;
+    unsigned factor[4];
+    if constexpr (kTurnA) {
+      a.a_turned(factor, lane, row, l);
+    } else {
+      a.a(factor, lane, row, l);
+    }
+#pragma unroll
+    for (int n = 0; n < kTiles / 2; ++n) {
+      if (col + n * 16 > last) continue;
+      unsigned other[4];
+      if constexpr (kTurnB) {
+        b.b_turned(other, lane, l, col + n * 16);
+      } else {
+        b.b(other, lane, l, col + n * 16);
+      }
+      multiply_add_two<T>(c[2 * n], c[2 * n + 1], factor, other);
+    }
+  }
+}
+
 template <class T>
 struct GradientsOut {
   T *dq, *dk, *dv;
@@ -236,17 +266,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       // dU = A_C∘(K·dS) + Mᵀ·dY
       clear();
       forget();
-#pragma unroll
-      for (int l = 0; l < kWidth; l += 16) {
-        unsigned a[4];
-        k_tile.a(a, lane, row, l);
-#pragma unroll
-        for (int n = 0; n < kTiles / 2; ++n) {
-          unsigned b[4];
-          d_state_tile.b_turned(b, lane, l, col + n * 16);
-          multiply_add_two<T>(c[2 * n], c[2 * n + 1], a, b);
-        }
-      }
+      add_product<T, kWidth, false, true>(lane, c, k_tile, row, d_state_tile, col);
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
         c[n][0] *= numbers.f[low];
@@ -254,35 +274,14 @@ __global__ void __launch_bounds__(kThreads, 1)
         c[n][2] *= numbers.f[high];
         c[n][3] *= numbers.f[high];
       }
-#pragma unroll
-      for (int l = 0; l < kChunk; l += 16) {
-        if (l < row) continue;
-        unsigned a[4];
-        m_tile.a_turned(a, lane, row, l);
-#pragma unroll
-        for (int n = 0; n < kTiles / 2; ++n) {
-          unsigned b[4];
-          dy_tile.b(b, lane, l, col + n * 16);
-          multiply_add_two<T>(c[2 * n], c[2 * n + 1], a, b);
-        }
-      }
+      add_product<T, kChunk, true, false>(lane, c, m_tile, row, dy_tile, col, row);
       lay_tile(lane, c, row, col, room.du);
 
       cuda::barrier_wait(&room.before_here, item);
       // h = U·dSᵀ, and Σ dS∘S.
       clear();
       forget();
-#pragma unroll
-      for (int l = 0; l < kWidth; l += 16) {
-        unsigned a[4];
-        u_tile.a_turned(a, lane, row, l);
-#pragma unroll
-        for (int n = 0; n < kTiles / 2; ++n) {
-          unsigned b[4];
-          d_state_tile.b(b, lane, l, col + n * 16);
-          multiply_add_two<T>(c[2 * n], c[2 * n + 1], a, b);
-        }
-      }
+      add_product<T, kWidth, true, false>(lane, c, u_tile, row, d_state_tile, col);
       dot_and_add(lane, c, room.k, row, col, numbers.f[low], numbers.f[high], dk,
                   room.dots[part][kKh]);
       {
@@ -330,66 +329,25 @@ __global__ void __launch_bounds__(kThreads, 1)
       // x = dY·Sᵀ
       clear();
       forget();
-#pragma unroll
-      for (int l = 0; l < kWidth; l += 16) {
-        unsigned a[4];
-        dy_tile.a(a, lane, row, l);
-#pragma unroll
-        for (int n = 0; n < kTiles / 2; ++n) {
-          unsigned b[4];
-          state_tile.b(b, lane, l, col + n * 16);
-          multiply_add_two<T>(c[2 * n], c[2 * n + 1], a, b);
-        }
-      }
+      add_product<T, kWidth, false, false>(lane, c, dy_tile, row, state_tile, col);
       dot_and_add(lane, c, room.q, row, col, numbers.e[low], numbers.e[high], dq,
                   room.dots[part][kQx]);
       // z' = dR·Sᵀ
       clear();
       forget();
-#pragma unroll
-      for (int l = 0; l < kWidth; l += 16) {
-        unsigned a[4];
-        dr_tile.a(a, lane, row, l);
-#pragma unroll
-        for (int n = 0; n < kTiles / 2; ++n) {
-          unsigned b[4];
-          state_tile.b(b, lane, l, col + n * 16);
-          multiply_add_two<T>(c[2 * n], c[2 * n + 1], a, b);
-        }
-      }
+      add_product<T, kWidth, false, false>(lane, c, dr_tile, row, state_tile, col);
       dot_and_add(lane, c, room.k, row, col, -numbers.beta[low] * numbers.e[low],
                   -numbers.beta[high] * numbers.e[high], dk, room.dots[part][kKz]);
       forget();
       float met[kTiles][4] = {};  // Q·Kᵀ, K·Kᵀ
-#pragma unroll
-      for (int l = 0; l < kWidth; l += 16) {
-        unsigned a[4];
-        (half == 0 ? q_tile : k_tile).a(a, lane, row, l);
-#pragma unroll
-        for (int n = 0; n < kTiles / 2; ++n) {
-          if (other_row + n * 16 > row) continue;
-          unsigned b[4];
-          k_tile.b_turned(b, lane, l, other_row + n * 16);
-          multiply_add_two<T>(met[2 * n], met[2 * n + 1], a, b);
-        }
-      }
+      add_product<T, kWidth, false, true>(lane, met, (half == 0 ? q_tile : k_tile), row, k_tile,
+                                          other_row, 0, row);
       // dM = dY·Uᵀ, and dR·Uᵀ.
       Tile<kWidth> rows(room.dy);
       rows.base += static_cast<unsigned>(half) * (dr_tile.base - dy_tile.base);
       clear();
       forget();
-#pragma unroll
-      for (int l = 0; l < kWidth; l += 16) {
-        unsigned a[4];
-        rows.a(a, lane, row, l);
-#pragma unroll
-        for (int n = 0; n < kTiles / 2; ++n) {
-          if (other_row + n * 16 > row) continue;
-          unsigned b[4];
-          u_tile.b(b, lane, l, other_row + n * 16);
-          multiply_add_two<T>(c[2 * n], c[2 * n + 1], a, b);
-        }
-      }
+      add_product<T, kWidth, false, false>(lane, c, rows, row, u_tile, other_row, 0, row);
       {
         const float scale_low = half == 0 ? 1 : -numbers.beta[low];
         const float scale_high = half == 0 ? 1 : -numbers.beta[high];
