@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kForwardBlock, K::kExact ? 5 : 3)
   std::int64_t p = at.r0 - f.sequences.start(s);
   const auto finish = [&](float(&z)[kWide], int u) {
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) z[i] = kSilu ? silu<T>(z[i]) : z[i];
+    for (int i = 0; i < kWide; ++i) z[i] = kSilu ? cuda::silu<T>(z[i]) : z[i];
     Cells<T, kWide>::store(z, to + u * args.channels);
   };
   if (f.sequences.start(s + 1) < at.r1) {  // rows of several sequences
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(kBlock, K::kExact ? 2 : 1)
           }
 #pragma unroll
           for (int i = 0; i < kWide; ++i) {
-            d[i] = kInner || t + u < limit ? d[i] * silu_slope<T>(z[i]) : 0;
+            d[i] = kInner || t + u < limit ? d[i] * cuda::silu_and_slope<T>(z[i]).slope : 0;
           }
         }
         const int p = t + u - static_cast<int>(before);
@@ -370,7 +370,7 @@ __global__ void __launch_bounds__(kBlock)
     z = fmaf(tap_at<T>(args, w, c, k), widen(e), z);
     if (k > 0) own[(k - 1) * args.channels] = e;
   }
-  y[i] = narrow<T>(args.silu != 0 ? silu<T>(z) : z);
+  y[i] = narrow<T>(args.silu != 0 ? cuda::silu<T>(z) : z);
 }
 
 // ---- launch ----

@@ -151,16 +151,6 @@ __device__ __forceinline__ void load_taps(const Conv1dDepthwiseCausalArgs& args,
   }
 }
 
-template <class T>
-__device__ __forceinline__ float silu(float z) {
-  return z * cuda::sigmoid<T>(z).value;
-}
-template <class T>
-__device__ __forceinline__ float silu_slope(float z) {
-  const auto [value, rest] = cuda::sigmoid<T>(z);
-  return fmaf(z * value, rest, value);
-}
-
 // ---- how the work is cut ----
 
 // A block is across · down threads: across of them share the rows of each of down strips. Blocks that

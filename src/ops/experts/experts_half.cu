@@ -11,6 +11,7 @@
 #include "backends/cuda/device/launch.cuh"
 #include "backends/cuda/device/mma16.cuh"
 #include "backends/cuda/device/vectors.cuh"
+#include "experts_back.cuh"
 
 namespace mlxtape::ops::half_types {
 
@@ -379,18 +380,6 @@ __global__ void __launch_bounds__(kCombineThreads)
 }
 
 // ---- backward ----
-
-// What becomes of b = Σ_h dy·down for one element.
-struct Back {
-  float dg, du, scaled, dot;
-
-  template <class T>
-  __device__ static __forceinline__ Back of(float b, float g, float u, float score) {
-    const cuda::Sigmoid s = cuda::sigmoid<T>(g);
-    const float made = g * s.value, a = made * u, da = score * b;
-    return {da * u * fmaf(made, s.rest, s.value), da * made, score * a, b * a};
-  }
-};
 
 // 32 rows × 64 columns of a warp's sums as they are, rows of 256 bytes: 8 columns of row r at the place of the 8 with
 // r % 8 exclusive-or'ed.

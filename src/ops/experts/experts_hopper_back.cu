@@ -1,4 +1,5 @@
 // Backward kernels of experts for compute capability 9.0, 16 bits (design: experts_hopper.cuh).
+#include "experts_back.cuh"
 #include "experts_hopper.cuh"
 
 namespace mlxtape::ops::hopper {
@@ -14,18 +15,6 @@ __device__ __forceinline__ void bring_turned(unsigned to, const CUtensorMap& map
                      expert, full);
   }
 }
-
-// What becomes of b = Σ_h dy·down for one element.
-struct Back {
-  float dg, du, scaled, dot;
-
-  template <class T>
-  __device__ static __forceinline__ Back of(float b, float g, float u, float score) {
-    const cuda::Sigmoid s = cuda::sigmoid<T>(g);
-    const float made = g * s.value, a = made * u, da = score * b;
-    return {da * u * fmaf(made, s.rest, s.value), da * made, score * a, b * a};
-  }
-};
 
 // A warp's 16 rows × 64 columns of a block, as they are, in both its stages: rows of 256 bytes, 8 columns of row r at the
 // place of the 8 with r % 8 exclusive-or'ed. Then a lane has 8 columns of a row.

@@ -43,7 +43,7 @@ __device__ __forceinline__ float gelu_tanh_inner(float z) {  // 2·√(2/π)·(z
 
 template <int kActivation>
 __device__ __forceinline__ float activate(float z) {
-  if constexpr (kActivation == kMatmulSilu) return z * cuda::sigmoid<float>(z).value;
+  if constexpr (kActivation == kMatmulSilu) return cuda::silu<float>(z);
   if constexpr (kActivation == kMatmulGelu) return z * normcdff(z);
   if constexpr (kActivation == kMatmulGeluTanh) {
     return z * cuda::sigmoid<float>(gelu_tanh_inner(z)).value;

@@ -49,22 +49,6 @@ __device__ __forceinline__ float inverse_root(float sum, float share, float eps)
 // s·r²/D, in an order that does not overflow where the result does not.
 __device__ __forceinline__ float pull(float s, float r, float share) { return s * r * share * r; }
 
-template <class T>
-__device__ __forceinline__ float silu(float g) {
-  return g * cuda::sigmoid<T>(g).value;
-}
-
-// silu and its derivative.
-struct Gate {
-  float silu, slope;
-};
-template <class T>
-__device__ __forceinline__ Gate gate(float g) {
-  const auto [value, rest] = cuda::sigmoid<T>(g);
-  const float silu = g * value;
-  return {silu, fmaf(silu, rest, value)};
-}
-
 // ---- forward ----
 
 template <class T>
@@ -166,7 +150,7 @@ __global__ void __launch_bounds__(C::kBlock, forward_blocks<kForm, C>())
     if constexpr (kForm == Form::kGated) {
       cuda::unpack(pack_at<T>(waiting.gate(j)), u);
 #pragma unroll
-      for (int i = 0; i < kPack<T>; ++i) v[i] *= silu<T>(u[i]);
+      for (int i = 0; i < kPack<T>; ++i) v[i] *= cuda::silu<T>(u[i]);
     }
     place.put(f.y, j, cuda::pack_of<T>(v));
   }
@@ -209,7 +193,7 @@ struct RowGradient {
         cuda::unpack(pack[2][j], g);
 #pragma unroll
         for (int i = 0; i < kPack<T>; ++i) {
-          const auto [silu, slope] = gate<T>(g[i]);
+          const auto [silu, slope] = cuda::silu_and_slope<T>(g[i]);
           g[i] = x[i] * r * columns.w[j][i] * (dy[i] * slope);
           dy[i] *= silu;
           through[j][i] = dy[i];
@@ -351,7 +335,7 @@ __global__ void __launch_bounds__(RowThreads<kThreads>::kBlock)
   if (Row::rank() == 0) f.r[Row::row()] = r;
   for (std::int64_t c = Row::rank(); c < args.cols; c += kThreads) {
     float v = widen(x[at + c]) * r * weight_at<T>(args, f.w, c);
-    if constexpr (kForm == Form::kGated) v *= silu<T>(widen(f.other[at + c]));
+    if constexpr (kForm == Form::kGated) v *= cuda::silu<T>(widen(f.other[at + c]));
     f.y[at + c] = narrow<T>(v);
   }
 }
@@ -360,7 +344,7 @@ __global__ void __launch_bounds__(RowThreads<kThreads>::kBlock)
 template <Form kForm, class T>
 __device__ __forceinline__ float through_at(const BackwardCall<T>& b, std::int64_t i) {
   const float dy = widen(b.dy[i]);
-  return kForm == Form::kGated ? dy * silu<T>(widen(b.other[i])) : dy;
+  return kForm == Form::kGated ? dy * cuda::silu<T>(widen(b.other[i])) : dy;
 }
 
 template <class T, Form kForm, int kThreads>
@@ -386,7 +370,7 @@ __global__ void __launch_bounds__(RowThreads<kThreads>::kBlock)
     if constexpr (kForm == Form::kResidual) dx = fmaf(inner, r, widen(b.other[at + c]));
     b.dx[at + c] = narrow<T>(dx);
     if constexpr (kForm == Form::kGated) {
-      const float slope = gate<T>(widen(b.other[at + c])).slope;
+      const float slope = cuda::silu_and_slope<T>(widen(b.other[at + c])).slope;
       b.dg[at + c] = narrow<T>(x * r * w * (widen(b.dy[at + c]) * slope));
     }
   }

@@ -1,4 +1,4 @@
-// exp and the logistic function, as exact as the type of the result asks for.
+// exp, the logistic function and silu, as exact as the type of the result asks for.
 #pragma once
 
 #include "backends/cuda/device/vectors.cuh"
@@ -41,6 +41,22 @@ __device__ __forceinline__ Sigmoid sigmoid(float z) {
   if constexpr (sizeof(T) == 4) large = fmaf(large, fmaf(-whole, large, 1.0F), large);
   const float small = t * large;
   return z < 0 ? Sigmoid{small, large} : Sigmoid{large, small};
+}
+
+template <class T>
+__device__ __forceinline__ float silu(float z) {
+  return z * sigmoid<T>(z).value;
+}
+
+// z·σ(z) and its derivative, σ(z) + z·σ(z)·(1 − σ(z)).
+struct Silu {
+  float value, slope;
+};
+template <class T>
+__device__ __forceinline__ Silu silu_and_slope(float z) {
+  const auto [value, rest] = sigmoid<T>(z);
+  const float silu = z * value;
+  return {silu, fmaf(silu, rest, value)};
 }
 
 }  // namespace mlxtape::cuda
