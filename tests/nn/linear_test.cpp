@@ -103,7 +103,7 @@ Block network(nn::GateActivation activation, unsigned biases) {
   return block;
 }
 
-// Three weights of one x: quantised, with an adapter; plain, with a bias and an adapter of the same scale; plain, with an
+// Three weights of one x: quantised, with a bias and an adapter; plain, with a bias and an adapter of the same scale; plain, with an
 // adapter of another scale.
 Block several(std::int64_t rows, std::int64_t in, const std::vector<std::int64_t>& outs,
               const std::vector<std::uint32_t>& codes) {
@@ -127,6 +127,7 @@ Block several(std::int64_t rows, std::int64_t in, const std::vector<std::int64_t
     block.inputs.push_back({"b", {kRanks[i], outs[i]}});
     block.outputs.push_back({rows, outs[i]});
   }
+  block.inputs.push_back({"bias of the first", {outs[0]}});
   const auto turned = [](const Values& m, std::int64_t from, std::int64_t to) {
     Values result;
     for (std::int64_t j = 0; j < to; ++j) {
@@ -155,6 +156,7 @@ Block several(std::int64_t rows, std::int64_t in, const std::vector<std::int64_t
       const Values more =
           product(seen, turned(b, kRanks[i], outs[i]), rows, kRanks[i], outs[i], blur);
       for (std::size_t j = 0; j < y.size(); ++j) {
+        if (i == 0) y[j] = blur(y[j]) + v[12][j % static_cast<std::size_t>(outs[0])];
         if (i == 1) y[j] += v[4][j % static_cast<std::size_t>(outs[1])];
         y[j] = blur(blur(y[j]) + static_cast<double>(kScales[i]) * more[j]);
       }
@@ -167,7 +169,7 @@ Block several(std::int64_t rows, std::int64_t in, const std::vector<std::int64_t
     tape.encoder().upload(codes.data(), codes.size() * sizeof(std::uint32_t), words);
     std::vector<nn::Weight> w = {ops::QuantizedWeight{words, t[1], t[2], {4, kGroup}}, t[3], t[5]};
     for (std::size_t i = 0; i < 3; ++i) w[i].adapter = {t[6 + 2 * i], t[7 + 2 * i], kScales[i]};
-    return nn::linears(tape, t[0], {{w[0]}, {w[1], t[4]}, {w[2]}});
+    return nn::linears(tape, t[0], {{w[0], t[12]}, {w[1], t[4]}, {w[2]}});
   };
   return block;
 }
