@@ -197,12 +197,14 @@ TEST_P(Linear, SomeOfSeveral) {
     return upload(random_values(noise, *element_count(shape), DType::kF32), shape, DType::kF32);
   };
   const Tensor x = random({3, 8}), w = random({4, 8}), a = random({8, 2}), b = random({2, 5});
+  const Tensor unused_a = random({8, 3}), unused_b = random({3, 4});
   nn::Weight adapted = random({5, 8});
   const auto gradients = [&](bool together) {
     Tape tape(encoder());
     const Tensor in = tape.watch(x);
     adapted.adapter = {tape.watch(a), tape.watch(b), 2};
-    const nn::Weight plain = tape.watch(w);
+    nn::Weight plain = tape.watch(w);
+    plain.adapter = {tape.watch(unused_a), tape.watch(unused_b), 2};
     std::vector<Tensor> ys;
     if (together) {
       ys = nn::linears(tape, in, {{plain}, {adapted}});
