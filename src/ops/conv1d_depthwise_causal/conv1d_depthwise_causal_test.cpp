@@ -378,6 +378,12 @@ TEST_P(Conv1dDepthwiseCausal, AnyStartsAreClampedToASequence) {
           {.state = state, .starts = {far, -far, 2, 1, far}, .start_type = DType::kI64},
           {0, 0, 2, 2, 9});
   }
+  // More than a GPU's group looks at together: what fell stays up.
+  std::vector<std::int64_t> falling(301, 3), used(301, 7);
+  falling[1] = 7;
+  used[0] = 0;
+  used[300] = 9;
+  check({9, 40}, 4, DType::kF32, {.starts = falling}, used);
 }
 
 TEST_P(Conv1dDepthwiseCausal, MatchesOracleForViews) {

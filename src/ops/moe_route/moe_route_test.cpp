@@ -286,8 +286,10 @@ TEST_P(MoeRoute, MatchesOracleForViews) {
   for (const DType dtype : kTypes) {
     for (const bool full : {false, true}) {
       check_random({21, 100, 7, full}, dtype, true);
-      for (const std::int64_t offset : {1, 3, 17})
+      for (const std::int64_t offset : {1, 3, 17}) {
         check_random({35, 257, 10, full}, dtype, false, offset);
+        check_random({35, 256, 10, full}, dtype, false, offset);
+      }
     }
   }
 }

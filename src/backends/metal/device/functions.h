@@ -11,16 +11,15 @@ inline float atanh_rest(float square) {
   return fma(square, p, 2.0f / 3);
 }
 
-// log(1 + x): near 1 a series, within 2 ulp; else the logarithm of the rounded sum, times what the rounding has changed.
+// log(1 + x): near 1 a series, within 2 ulp; elsewhere what the rounding of the sum changes is less than what the logarithm
+// may be off.
 inline float log_of_one_plus(float x) {
   if (x > -0.29f && x < 0.41f) {
     const float s = x / (2.0f + x);
     const float square = s * s;
     return fma(s * square, atanh_rest(square), s + s);
   }
-  const float sum = 1.0f + x;
-  if (sum == INFINITY) return x;
-  return precise::log(sum) * (x / (sum - 1.0f));
+  return precise::log(1.0f + x);
 }
 
 // log2 of the positive, finite number that has these bits, in two parts of which the second is small: 2^-40 of it may be
