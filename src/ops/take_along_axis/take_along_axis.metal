@@ -111,7 +111,7 @@ inline Offset offset_of(constant TakeAlongAxisBackwardArgs& args, long term) {
   return at;
 }
 
-constant uint kRoom = 1024;
+enum { kRoom = 1024 };  // sums of a piece
 constant uint kNowhere = 0xffffffffu;
 
 // The column of a piece that the index at a place names, or kNowhere.
@@ -256,6 +256,8 @@ constexpr std::int64_t kWide = 8;        // neighbours from which on they are th
 constexpr std::int64_t kEnough = 1024;   // simdgroups below which pieces are cut along their terms
 constexpr std::int64_t kFewTerms = 256;  // but not into parts of fewer than these
 constexpr std::int64_t kMostParts = 64;
+constexpr double kByTerms = 60;  // operations of a piece for each term that it looks at
+constexpr double kByWidth = 640;
 
 bool is_by_width(const TakeAlongAxisBackwardArgs& args) { return args.width >= kWide; }
 
@@ -322,6 +324,8 @@ void backward(const KernelCall& call) {
       .bytes(4, args)
       .bytes(5, p)
       .in_parts()
+      .operations(static_cast<double>(p.slices * p.tiles * p.rows) * static_cast<double>(p.terms) *
+                  (by_width ? kByWidth : kByTerms))
       .groups(ceil_div(simdgroups_of(p), kAdders))
       .threads(kAdders * metal::kSimd)
       .run();
