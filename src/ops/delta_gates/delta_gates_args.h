@@ -6,11 +6,7 @@
 #include <cstdint>
 #endif
 
-namespace mlxtape::ops {
-
 struct DeltaGatesArgs {
   int64_t tokens, heads;
 };
 static_assert(sizeof(DeltaGatesArgs) == 16, "host and device must agree");
-
-}  // namespace mlxtape::ops

@@ -6,13 +6,9 @@
 #include <cstdint>
 #endif
 
-namespace mlxtape::ops {
-
 struct DropoutArgs {
   int64_t count;  // elements
   uint32_t last;  // kept where the word is at most this
   float scale;    // of what is kept
 };
 static_assert(sizeof(DropoutArgs) == 16, "host and device must agree");
-
-}  // namespace mlxtape::ops

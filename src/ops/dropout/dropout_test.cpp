@@ -71,8 +71,8 @@ TEST_P(Dropout, MatchesOracleForEveryShape) {
       check({3, 5, 7}, dtype, p, true);
       check({4, 96}, dtype, p, false, 1);
     }
-    check({1500, 1024}, dtype, 0.2);  // past the cache
-    check({3, 700002}, dtype, 0.2);   // large, but its second half does not begin a line
+    check({scaled(1500), 1024}, dtype, 0.2);  // past the cache
+    check({3, scaled(700002)}, dtype, 0.2);   // large, but its second half does not begin a line
     check({9}, dtype, 0);
     check({9}, dtype, 1);
   }

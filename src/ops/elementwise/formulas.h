@@ -10,6 +10,11 @@
 #define MT_FORMULA \
   inline  // a kernel file says how its functions are declared before it includes this
 #endif
+#ifdef __METAL_VERSION__
+#define MT_OWN thread  // where references to results point
+#else
+#define MT_OWN
+#endif
 
 // name, what the gradient is made from (x, y or nothing), y of x, dx of that and g
 #define MT_UNARY_FORMULAS(F)                                               \
@@ -99,7 +104,7 @@ MT_FORMULA V swiglu_value(V a, V b) {
   return a * sigmoid(a).value * b;
 }
 template <class V>
-MT_FORMULA void swiglu_pull(V g, V a, V b, V& da, V& db) {
+MT_FORMULA void swiglu_pull(V g, V a, V b, MT_OWN V& da, MT_OWN V& db) {
   const auto s = sigmoid(a);
   const V silu = a * s.value;
   da = g * b * (s.value * (V(1) + a * s.rest));
@@ -113,7 +118,10 @@ MT_FORMULA V power_slope(V a, V b, V g) {
   return select(y == V(0), V(0), g * (log(a) * y));
 }
 
-// <name>_formula: the rows of the tables as types.
+#undef MT_OWN
+
+#ifndef __METAL_VERSION__
+// <name>_formula: the rows of the tables as types. Metal's kernels choose a row by its number instead.
 #define MT_UNARY_TYPE(name, kept, of_x, pulled)                  \
   struct name##_formula {                                        \
     static constexpr char kKeeps = *#kept; /* 'x', 'y' or 'n' */ \
@@ -163,3 +171,4 @@ MT_COMPARE_FORMULAS(MT_COMPARE_TYPE)
 #undef MT_PLAIN_TYPE
 #undef MT_BINARY_TYPE
 #undef MT_COMPARE_TYPE
+#endif

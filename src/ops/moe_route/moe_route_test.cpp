@@ -263,11 +263,11 @@ TEST_P(MoeRoute, MatchesOracleForEveryNumberOfRows) {
 TEST_P(MoeRoute, MatchesOracleForEveryForm) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const bool full : {false, true}) {
-      check_random({6145, 128, 6, full}, dtype);
-      check_random({6145, 512, 10, full}, dtype);
-      check_random({2201, 1024, 40, full}, dtype);
-      check_random({9001, 100, 3, full}, dtype);
-      check_random({9001, 33, 1, full}, dtype);
+      check_random({scaled(6145), 128, 6, full}, dtype);
+      check_random({scaled(6145), 512, 10, full}, dtype);
+      check_random({scaled(2201), 1024, 40, full}, dtype);
+      check_random({scaled(9001), 100, 3, full}, dtype);
+      check_random({scaled(9001), 33, 1, full}, dtype);
     }
   }
 }
@@ -286,8 +286,10 @@ TEST_P(MoeRoute, MatchesOracleForViews) {
   for (const DType dtype : kTypes) {
     for (const bool full : {false, true}) {
       check_random({21, 100, 7, full}, dtype, true);
-      for (const std::int64_t offset : {1, 3, 17})
+      for (const std::int64_t offset : {1, 3, 17}) {
         check_random({35, 257, 10, full}, dtype, false, offset);
+        check_random({35, 256, 10, full}, dtype, false, offset);
+      }
     }
   }
 }
@@ -295,7 +297,8 @@ TEST_P(MoeRoute, MatchesOracleForViews) {
 // dlogits large enough to be written past the cache, with rows that start in the middle of a line.
 TEST_P(MoeRoute, MatchesOracleWhenStreamed) {
   for (const DType dtype : kTypes) {
-    for (const bool full : {false, true}) check_random({4200, 511, 7, full}, dtype, false, 3);
+    for (const bool full : {false, true})
+      check_random({scaled(4200), 511, 7, full}, dtype, false, 3);
   }
 }
 
@@ -457,8 +460,9 @@ TEST_P(MoeRoute, SameBitsOnEveryRun) {
   for (const DType dtype : kTypes) {
     for (const bool full : {false, true}) {
       for (const std::int64_t k : {10, 20}) {
-        const Tensor x = upload(random_values(noise, 900 * 200, dtype, 4), {900, 200}, dtype);
-        const Tensor ds = upload(random_values(noise, 900 * k, dtype), {900, k}, dtype);
+        const std::int64_t rows = scaled(900);
+        const Tensor x = upload(random_values(noise, rows * 200, dtype, 4), {rows, 200}, dtype);
+        const Tensor ds = upload(random_values(noise, rows * k, dtype), {rows, k}, dtype);
         expect_repeatable(encoder(), [&] {
           const auto r = ops::moe_route(encoder(), x, k, {.renormalise = !full});
           const Tensor dl = ops::moe_route_backward(encoder(), {x, r.indices, r.scores, r.lse}, ds);

@@ -6,8 +6,6 @@
 #include <cstdint>
 #endif
 
-namespace mlxtape::ops {
-
 struct RandomArgs {
   int64_t count;        // words drawn
   int64_t bytes;        // random_bits: of the result, at most 4·count
@@ -17,5 +15,3 @@ struct RandomArgs {
   uint32_t unused = 0;  // the size is a multiple of 8
 };
 static_assert(sizeof(RandomArgs) == 40, "host and device must agree");
-
-}  // namespace mlxtape::ops

@@ -92,7 +92,8 @@ TEST_P(Random, BitsMatchTheFormula) {
   for (const std::int64_t n : kSizes) {
     EXPECT_EQ(u32(ops::random_bits(encoder(), key(), {n})), words(kSeed, n)) << n;
   }
-  EXPECT_EQ(u32(ops::random_bits(encoder(), key(7), {4, 1000, 1000})), words(7, 4000000));
+  const std::int64_t many = scaled(1000);
+  EXPECT_EQ(u32(ops::random_bits(encoder(), key(7), {4, many, 1000})), words(7, 4000 * many));
 }
 
 // Narrow types are the bytes of the same words.
@@ -169,15 +170,17 @@ TEST_P(Random, UniformMatchesTheFormula) {
 
 // Of 2²⁰ numbers many lie so close to 1 that they would round to it.
 TEST_P(Random, UniformIsBelowOne) {
+  const std::int64_t n = scaled(1 << 20);
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    const auto u = download(ops::random_uniform(encoder(), key(), {1 << 20}, dtype));
+    const auto u = download(ops::random_uniform(encoder(), key(), {n}, dtype));
     const auto [least, most] = std::minmax_element(u.begin(), u.end());
     EXPECT_GE(*least, 0);
     EXPECT_LT(*most, 1);
     double sum = 0;
     for (const double v : u) sum += v;
     // The mean of n is off by 1/sqrt(12·n) times a normal number.
-    EXPECT_LT(std::abs(sum / 0x1p20 - 0.5), 6 / std::sqrt(12 * 0x1p20));
+    const auto count = static_cast<double>(n);
+    EXPECT_LT(std::abs(sum / count - 0.5), 6 / std::sqrt(12 * count));
   }
 }
 
@@ -258,7 +261,8 @@ TEST_P(Random, BernoulliMatchesTheFormula) {
 
 // Large enough to be written past the cache.
 TEST_P(Random, LargeDrawsMatchTheFormula) {
-  for (const std::int64_t n : {3 << 20, (3 << 20) + 6}) {  // the second half begins a line, or not
+  const std::int64_t whole = scaled(3 << 20);
+  for (const std::int64_t n : {whole, whole + 6}) {  // the second half begins a line, or not
     const Words from = words(kSeed, n);
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       std::vector<double> want;

@@ -235,12 +235,12 @@ TEST_P(Reduce, MatchesOracleForEveryShape) {
 // Cut over threads and blocks, and written past the cache.
 TEST_P(Reduce, MatchesOracleForLongOnes) {
   for (const Kind kind : kKinds) {
-    check(kind, {300007}, {}, DType::kF32);
-    check(kind, {2, 140000}, 1, DType::kBF16);
-    check(kind, {20011, 9}, 0, DType::kF32);
-    check(kind, {700, 1500}, 0, DType::kF32);
-    check(kind, {2, 300, 1030}, 1, DType::kF16);
-    check(kind, {1200, 900}, 1, DType::kF32);
+    check(kind, {scaled(300007)}, {}, DType::kF32);
+    check(kind, {2, scaled(140000)}, 1, DType::kBF16);
+    check(kind, {scaled(20011), 9}, 0, DType::kF32);
+    check(kind, {scaled(700), 1500}, 0, DType::kF32);
+    check(kind, {2, scaled(300), 1030}, 1, DType::kF16);
+    check(kind, {scaled(1200), 900}, 1, DType::kF32);
   }
 }
 
@@ -364,7 +364,7 @@ TEST_P(Reduce, SumToUndoesBroadcasts) {
 
 TEST_P(Reduce, SameBitsOnEveryRun) {
   Noise noise(5);
-  for (const Shape& shape : {Shape{300000}, Shape{3000, 70}, Shape{7, 5000}}) {
+  for (const Shape& shape : {Shape{scaled(300000)}, Shape{scaled(3000), 70}, Shape{7, 5000}}) {
     const Tensor x =
         upload(random_values(noise, *element_count(shape), DType::kF32), shape, DType::kF32);
     expect_repeatable(encoder(), [&] {
@@ -402,7 +402,7 @@ TEST_P(Reduce, RandomShapesAndAxes) {
 
 // One f32 sum over a million rows would be half a percent off: past 65536 each 205/2048 counts as 208.
 TEST_P(Reduce, LongColumnsAreCut) {
-  const std::int64_t rows = 1000000;
+  const std::int64_t rows = scaled(1000000);
   const Tensor x = encoder().full({64, rows, 2}, DType::kF32, 205.0 / 2048);
   const double want = rows * (205.0 / 2048);
   const double bound = want * (4096 + 256) * 0x1p-24;  // as many roundings as a piece has rows

@@ -113,6 +113,7 @@ TEST_P(Rope, MatchesOracleForEveryShape) {
         check({2, 3, 17, cols, dims, traditional, 100}, dtype, true);
       }
     }
+    check({1, 11, 3, 8, 8, false, 5}, dtype);  // more heads than a GPU's thread goes through
     check({0, 2, 3, 8, 8}, dtype);
     check({2, 2, 0, 8, 8}, dtype);
   }
@@ -190,8 +191,11 @@ TEST_P(Rope, HeadsOfATokenSideBySide) {
   }
 }
 
-// A million positions in: the angle has 20 more bits than f32 keeps.
-TEST_P(Rope, FarPositionsAreExact) { check({1, 1, 4, 64, 64, false, 1000003}, DType::kF32); }
+// A million positions in: the angle has 20 more bits than f32 keeps; with periods, ten more.
+TEST_P(Rope, FarPositionsAreExact) {
+  check({1, 1, 4, 64, 64, false, 1000003}, DType::kF32);
+  check({1, 1, 4, 8, 8, false, 1000000003, {}, {1, 3, 70, 900}}, DType::kF32);
+}
 
 // mx.fast.rope(x, dims, traditional=…, base=…, scale=…, offset=…, freqs=…), and mx.grad of (rope(x)·x).sum().
 TEST_P(Rope, AsMlx) {

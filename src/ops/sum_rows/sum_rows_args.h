@@ -9,12 +9,13 @@
 
 #ifndef __METAL_VERSION__
 #include <cstdint>
-#endif
-
-namespace mlxtape::ops {
 
 constexpr int64_t kSumRowsChunk = 32;
 constexpr int32_t kSumRowsNowhere = INT32_MAX;
+#else
+constant int64_t kSumRowsChunk = 32;
+constant int32_t kSumRowsNowhere = 0x7fffffff;
+#endif
 
 struct SumRowsPlacesArgs {
   int64_t count, rows;
@@ -39,5 +40,3 @@ struct SumRowsAddArgs {
   int64_t rows;          // dense [rows, width]; ids outside are skipped
   int64_t from;          // DType of rows
 };
-
-}  // namespace mlxtape::ops

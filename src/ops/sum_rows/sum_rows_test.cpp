@@ -167,9 +167,9 @@ TEST_P(SumRows, MatchesOracleForEveryShape) {
 // Tiles of columns, several tasks of chunks, results past the cache.
 TEST_P(SumRows, LargeOnes) {
   for (const Ids how : {Ids::kMany, Ids::kFew}) {
-    check(1, 70, 5, 9001, how, DType::kF32);
-    check(1, 2100, 2500, 513, how, DType::kF32, 1);
-    check(1, 2100, 2200, 1040, how, DType::kBF16);
+    check(1, 70, 5, scaled(9001), how, DType::kF32);
+    check(1, 2100, 2500, scaled(513), how, DType::kF32, 1);
+    check(1, 2100, 2200, scaled(1040), how, DType::kBF16);
     check(1, 30000, 17, 1, how, DType::kF32);
   }
 }

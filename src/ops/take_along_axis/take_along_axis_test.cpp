@@ -225,8 +225,8 @@ TEST_P(TakeAlongAxis, MatchesOracleForEveryShape) {
 // The lengths at which a GPU changes from one form to the next.
 TEST_P(TakeAlongAxis, MatchesOracleForEveryForm) {
   for (const DType dtype : kTypes) {
-    check({6145, 512}, {6145, 10}, -1, dtype, {DType::kU32, true});
-    check({9001, 33}, {9001, 1}, -1, dtype, {DType::kI32, false});
+    check({scaled(6145), 512}, {scaled(6145), 10}, -1, dtype, {DType::kU32, true});
+    check({scaled(9001), 33}, {scaled(9001), 1}, -1, dtype, {DType::kI32, false});
     check({5, 256}, {5, 600}, -1, dtype, {DType::kU32, true});
     check({2, 3000}, {2, 5000}, -1, dtype, {DType::kU32, true});
     check({3, 40, 33}, {3, 7, 33}, 1, dtype, {DType::kU32, true});
@@ -241,8 +241,9 @@ TEST_P(TakeAlongAxis, MatchesOracleForLongRows) {
       }
     }
     check({3, 151937}, {3, 100}, -1, dtype, {DType::kI64, true});
-    check({2, 151937}, {2, 40000}, -1, dtype, {DType::kU32, true});  // large blocks, two of them
-    check({400007}, {30011}, 0, dtype);
+    check({2, 151937}, {2, scaled(40000)}, -1, dtype,
+          {DType::kU32, true});  // large blocks, two of them
+    check({400007}, {scaled(30011)}, 0, dtype);
   }
   // More pieces than have scratch memory at once.
   check({70, 9000}, {70, 3000}, -1, DType::kBF16, {DType::kU32, true});
@@ -274,8 +275,8 @@ TEST_P(TakeAlongAxis, MatchesOracleOnEveryAxisAndBroadcast) {
       check({4, 4, 4}, one, axis, dtype, strays);
     }
     check({2, 33, 300}, {2, 10, 300}, 1, dtype, strays);
-    check({700, 300}, {20, 300}, 0, dtype, strays);    // tiles of 16, two blocks
-    check({20000, 18}, {9000, 18}, 0, dtype, strays);  // large blocks of tiles
+    check({700, 300}, {20, 300}, 0, dtype, strays);                    // tiles of 16, two blocks
+    check({scaled(20000), 18}, {scaled(9000), 18}, 0, dtype, strays);  // large blocks of tiles
     check({2, 1, 3, 2, 1, 2, 2, 5}, {2, 1, 4, 2, 3, 2, 1, 5}, 2, dtype, strays);
     check({1, 6}, {5, 3}, 1, dtype, strays);        // x along rows
     check({5, 6}, {1, 3}, 1, dtype, strays);        // indices along rows
@@ -363,11 +364,13 @@ TEST_P(TakeAlongAxis, MatchesOracleForViews) {
 TEST_P(TakeAlongAxis, MatchesOracleWhenStreamed) {
   for (const DType dtype : kTypes) {
     const std::int64_t half = dtype == DType::kF32 ? 1 : 2;
-    check({550 * half, 2047}, {550 * half, 7}, 1, dtype, {DType::kU32, true, false, 3});
-    check({16 * half, 70001}, {16 * half, 9}, 1, dtype, {DType::kU32, true, false, 3});
+    check({scaled(550 * half), 2047}, {scaled(550 * half), 7}, 1, dtype,
+          {DType::kU32, true, false, 3});
+    check({scaled(16 * half), 70001}, {scaled(16 * half), 9}, 1, dtype,
+          {DType::kU32, true, false, 3});
   }
-  check({320, 3331}, {320, 3301}, 1, DType::kF32, {DType::kU16, true, false, 1});
-  check({640, 3331}, {640, 3301}, 1, DType::kBF16, {DType::kU16, true, false, 1});
+  check({scaled(320), 3331}, {scaled(320), 3301}, 1, DType::kF32, {DType::kU16, true, false, 1});
+  check({scaled(640), 3331}, {scaled(640), 3301}, 1, DType::kBF16, {DType::kU16, true, false, 1});
 }
 
 TEST_P(TakeAlongAxis, WithoutAnAxisXIsFlat) {
@@ -434,8 +437,9 @@ TEST_P(TakeAlongAxis, SameBitsOnEveryRun) {
   };
   for (const Case& c :
        {Case{{300, 512}, {300, 10}, 1}, Case{{300, 64}, {300, 200}, 1},
-        Case{{4, 20000}, {4, 30000}, 1}, Case{{1, 50}, {9000, 10}, 1}, Case{{50, 1}, {10, 9000}, 0},
-        Case{{900, 70}, {900, 70}, 0}, Case{{1, 3, 40}, {777, 5, 40}, 1}}) {
+        Case{{4, 20000}, {4, scaled(30000)}, 1}, Case{{1, 50}, {scaled(9000), 10}, 1},
+        Case{{50, 1}, {10, scaled(9000)}, 0}, Case{{scaled(900), 70}, {scaled(900), 70}, 0},
+        Case{{1, 3, 40}, {777, 5, 40}, 1}}) {
     for (const DType dtype : kTypes) {
       const Shape y_shape = shape_of_y(c.x, c.indices, c.axis);
       const Tensor x = upload(random_values(noise, count_of(c.x), dtype, 4), c.x, dtype);
