@@ -498,7 +498,7 @@ TEST_P(GatedDeltaRule, WideHeadsOfSixteenBits) {
 // What a long sequence adds up: states that hardly fade over thousands of tokens.
 TEST_P(GatedDeltaRule, LongSequences) {
   for (const double low : {-1e-3, -0.3}) {
-    Case c{{16384}, 1, 1, 8, 8};
+    Case c{{scaled(16384)}, 1, 1, 8, 8};
     c.normalise = true;
     c.low = low;
     check(c, DType::kF32);
@@ -696,7 +696,7 @@ TEST_P(GatedDeltaRule, AStepRefusesInputsInTheStatesBuffer) {
 // 4096 tokens of an eighth of Qwen3-Next's heads, forward and back. The chunked rule made of a framework's own ops keeps
 // f32 squares and states of every chunk for all heads, 2.5 GB: here little is held beyond what goes in and comes out.
 TEST_P(GatedDeltaRule, LittleMemory) {
-  const std::int64_t tokens = 4096, key_heads = 2, heads = 4, width = 128;
+  const std::int64_t tokens = 128 + scaled(3968), key_heads = 2, heads = 4, width = 128;
   MemoryPool& memory = encoder().device().memory();
   const std::size_t before = memory.stats().current;
   memory.reset_peak();
