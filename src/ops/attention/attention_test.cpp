@@ -412,12 +412,15 @@ TEST_P(Attention, MatchesOracleForEveryWidth) {
                                                           {256, 256}}) {
     check({{{70, 90}}, 1, 1, dim, value_dim, true}, DType::kF32);
     check({{{1, 90}}, 2, 1, dim, value_dim, true}, DType::kBF16);
-    check({{{140, 200}}, 2, 1, dim, value_dim, true}, dim > 64 ? DType::kBF16 : DType::kF16);
+    check({{{60 + scaled(80), 110 + scaled(90)}}, 2, 1, dim, value_dim, true},
+          dim > 64 ? DType::kBF16 : DType::kF16);
   }
   // More keys than are on their way at once.
+  const std::int64_t queries = 70 + scaled(80), keys = 140 + scaled(560);  // 150 and 700
+  const std::int64_t tokens = 130 + scaled(170);
   for (const std::int64_t dim : {128, 256}) {
-    check({{{150, 700}, {150, 700}}, 2, 1, dim, dim, true}, DType::kBF16);
-    check({{{300, 300}}, 2, 2, dim, dim, true, 100}, DType::kF16);
+    check({{{queries, keys}, {queries, keys}}, 2, 1, dim, dim, true}, DType::kBF16);
+    check({{{tokens, tokens}}, 2, 2, dim, dim, true, 100}, DType::kF16);
   }
 }
 
@@ -681,7 +684,8 @@ TEST_P(Attention, MemoryGrowsWithTokens) {
     tape.backward(y, zeros(4));
     return memory.stats().peak - before;
   };
-  const std::size_t once = peak(1024), twice = peak(2048);
+  const std::int64_t tokens = 192 + scaled(832);
+  const std::size_t once = peak(tokens), twice = peak(2 * tokens);
   EXPECT_LE(twice, once * 9 / 4) << once;
   EXPECT_LE(twice, std::size_t{2048} * 2048 * 4) << once;  // the scores of one head
 }
