@@ -127,7 +127,8 @@ using delta::Sizes;
 using metal::Launch;
 
 constexpr std::int64_t kThreads = 256;
-constexpr std::int64_t kStepRows = 4;  // of a state, which a simdgroup has in a step
+constexpr std::int64_t kMostSimds = 8;  // of a group, each with 8 value channels
+constexpr std::int64_t kStepRows = 4;   // of a state, which a simdgroup has in a step
 
 constexpr const char* kForward[] = {"gated_delta_rule_fwd64", "gated_delta_rule_fwd128",
                                     "gated_delta_rule_fwd256"};
@@ -135,7 +136,7 @@ constexpr const char* kForward[] = {"gated_delta_rule_fwd64", "gated_delta_rule_
 template <class T>
 void forward(const KernelCall& call) {
   const auto& args = call.as<GatedDeltaRuleArgs>();
-  const Sizes size(args);
+  const Sizes size(args, kMostSimds);
   const DeltaWalk walk{0, 0, 0, size.slices};
   Launch(call, metal::kernel<T>(kForward[size.width]))
       .constant(0, call.in[5] != nullptr)

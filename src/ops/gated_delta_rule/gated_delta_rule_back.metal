@@ -5,8 +5,8 @@
 // keys and decays owe to a chunk, by a group for each chunk and value head, since sums over the values are no walk; and
 // the sums over value heads that share a key head. With the inverse that forward uses,
 //   ρ = (I + N·diag(β))⁻ᵀ·(β·dU) = β·dR,  dR = dU − Nᵀ·ρ,  dβ_t = dR_t·R_t
-// 16 value heads are under way at a time, so that scratch memory does not grow with their number: for heads of 128, 64 KB for each of
-// them and 128 tokens, and 1.4 MB for each.
+// Eight value heads are under way at a time, so that scratch memory does not grow with their number: for heads of 128 64 KB for
+// each of them and 128 tokens, and 1.4 MB for each.
 //
 // Bound by arithmetic: a chunk is 300 products of matrices for each simdgroup.
 #include "gated_delta_rule_metal-inl.h"
@@ -406,8 +406,9 @@ namespace {
 using metal::Launch;
 
 constexpr std::int64_t kThreads = 256;
-constexpr std::int64_t kSegment = 128;     // tokens between the states that a walk back keeps
-constexpr std::int64_t kHeadsAtOnce = 16;  // value heads that are under way
+constexpr std::int64_t kSegment = 128;    // tokens between the states that a walk back keeps
+constexpr std::int64_t kHeadsAtOnce = 8;  // value heads that are under way
+constexpr std::int64_t kMostSimds = 4;  // of a walk's group: so few heads are cut into more groups
 
 constexpr const char* kScan[] = {"gated_delta_rule_scan64", "gated_delta_rule_scan128",
                                  "gated_delta_rule_scan256"};
@@ -429,7 +430,7 @@ struct Kept {
   float* end;
 
   Kept(const GatedDeltaRuleArgs& args, float* memory) {
-    const Sizes size(args);
+    const Sizes size(args, kMostSimds);
     const std::int64_t group = args.value_heads / args.key_heads;
     const std::int64_t longest = args.start_bytes == 0 ? args.sequence_tokens : args.tokens;
     const std::int64_t chunks = kSegment / size.chunk, state = size.nk * size.nv;
@@ -454,7 +455,7 @@ std::size_t backward_workspace(const void* p) {
   return static_cast<std::size_t>(kept.end - base) * sizeof(float);
 }
 
-// One run of 16 value heads or fewer.
+// One run of eight value heads or fewer.
 template <class T>
 struct Backward {
   const KernelCall& call;
@@ -569,7 +570,8 @@ void backward(const KernelCall& call) {
   const Kept kept(args, static_cast<float*>(call.workspace));
   const std::int64_t all = args.sequences * args.value_heads;
   for (std::int64_t first = 0; first < all; first += kept.pairs) {
-    Backward<T>{call, args, Sizes(args), kept, first, std::min(kept.pairs, all - first)}.run();
+    Backward<T>{call, args, Sizes(args, kMostSimds), kept, first, std::min(kept.pairs, all - first)}
+        .run();
   }
 }
 

@@ -447,20 +447,18 @@ template <typename T, int kWidth, int kFor>
 
 namespace mlxtape::ops::delta {
 
-constexpr std::int64_t kMostSimds = 8;  // of a group, each with 8 value channels
-
 struct Sizes {
   std::int64_t dk, dv, nk, nv;  // channels, and in whole eights
   std::int64_t chunk;           // tokens
   std::int64_t simds, slices;   // of a group, and groups of a head
   int width;                    // 0, 1, 2: up to 64, 128, 256
 
-  explicit Sizes(const GatedDeltaRuleArgs& args)
+  Sizes(const GatedDeltaRuleArgs& args, std::int64_t most_simds)
       : dk(args.key_dim), dv(args.value_dim), nk(ceil_div(dk, 8) * 8), nv(ceil_div(dv, 8) * 8) {
     const std::int64_t widest = std::max(dk, dv);
     width = widest <= 64 ? 0 : widest <= 128 ? 1 : 2;
     chunk = width == 2 ? 8 : 16;
-    simds = std::min(kMostSimds, nv / 8);
+    simds = std::min(most_simds, nv / 8);
     slices = ceil_div(nv / 8, simds);
   }
 };
