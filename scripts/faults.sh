@@ -189,7 +189,7 @@ suites_of() { # name
 
 # Metal's kernels and what launches them have a program of their own.
 is_of_metal() { # file
-  [[ $1 != src/backends/metal/emulator/* ]] && [[ $1 == *.metal || $1 == src/backends/metal/* ]]
+  [[ $1 != src/backends/metal/emulator/* ]] && [[ $1 == *.metal || $1 == *_metal-inl.h || $1 == src/backends/metal/* ]]
 }
 # "a*:*/a*" on the emulated device: "*/a*/metal".
 on_metal() { # filter

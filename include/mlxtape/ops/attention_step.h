@@ -11,8 +11,8 @@
 //            whose channels are contiguous, others are copied first.
 // Types      q, k, v, keys, values, y: one of f32, f16, bf16; sinks: f32; lengths: i32. Sums are f32, y is rounded
 //            once; p is f32, on CUDA in 16 bits of that type.
-// Cost       reads (n + T)·Hk·(D + Dv) elements for each sequence, once for all heads that share them and, on CUDA, for
-//            each 8 queries of those heads; 2·(D + Dv) operations for each query, head and key that counts.
+// Cost       reads (n + T)·Hk·(D + Dv) elements for each sequence, once for all heads that share them and, on CUDA and
+//            Metal, for each 8 queries of those heads; 2·(D + Dv) operations for each query, head and key that counts.
 // Limits     T from 1 to 16 and at most C; C up to 2^30; D and Dv up to 256; H a multiple of Hk. lengths are not changed, and
 //            are read when the kernel runs: a captured step may be replayed while they grow. A length outside [0, C − T] is
 //            clamped to it, so that a full cache loses its last T rows. Rows from n + T on, and those before every window,

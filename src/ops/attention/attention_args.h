@@ -8,8 +8,6 @@
 
 #include "core/program_constant.h"
 
-namespace mlxtape::ops {
-
 enum class AttentionMask : int32_t { kNone, kBool, kF32, kLikeQ };
 
 // Under this a score that a mask brought down counts as −inf: f32 would lose the logarithm of the sum beside it,
@@ -31,5 +29,3 @@ struct AttentionArgs {
   int32_t start_bytes;  // of an element of the starts
 };
 static_assert(sizeof(AttentionArgs) == 192, "host and device must agree");
-
-}  // namespace mlxtape::ops

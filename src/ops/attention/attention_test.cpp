@@ -412,12 +412,15 @@ TEST_P(Attention, MatchesOracleForEveryWidth) {
                                                           {256, 256}}) {
     check({{{70, 90}}, 1, 1, dim, value_dim, true}, DType::kF32);
     check({{{1, 90}}, 2, 1, dim, value_dim, true}, DType::kBF16);
-    check({{{140, 200}}, 2, 1, dim, value_dim, true}, dim > 64 ? DType::kBF16 : DType::kF16);
+    check({{{30 + scaled(110), 40 + scaled(160)}}, 2, 1, dim, value_dim, true},
+          dim > 64 ? DType::kBF16 : DType::kF16);
   }
   // More keys than are on their way at once.
+  const std::int64_t queries = 20 + scaled(130), keys = 20 + scaled(680);  // 150 and 700
+  const std::int64_t tokens = 100 + scaled(200);
   for (const std::int64_t dim : {128, 256}) {
-    check({{{150, 700}, {150, 700}}, 2, 1, dim, dim, true}, DType::kBF16);
-    check({{{300, 300}}, 2, 2, dim, dim, true, 100}, DType::kF16);
+    check({{{queries, keys}, {queries, keys}}, 2, 1, dim, dim, true}, DType::kBF16);
+    check({{{tokens, tokens}}, 2, 2, dim, dim, true, 100}, DType::kF16);
   }
 }
 
@@ -425,8 +428,10 @@ TEST_P(Attention, MatchesOracleForEveryOption) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (const Mask mask : {Mask::kNone, Mask::kBool, Mask::kF32, Mask::kLikeQ}) {
       for (const bool sinks : {false, true}) {
-        for (const std::int64_t queries : {3, 66}) {
-          Case c{{{queries, 70}, {queries, 70}}, 4, 2, 20, 18, sinks, sinks ? 33 : 0, mask, sinks};
+        for (const std::int64_t queries : {std::int64_t{3}, 34 + scaled(32)}) {
+          const std::int64_t keys = 38 + scaled(32);
+          Case c{
+              {{queries, keys}, {queries, keys}}, 4, 2, 20, 18, sinks, sinks ? 33 : 0, mask, sinks};
           c.scale = 0.3;
           check(c, dtype, mask == Mask::kNone);
           c.dim = c.value_dim = 24;  // whole packs of 16 bytes
@@ -453,12 +458,13 @@ TEST_P(Attention, ManyHeadsShareKeys) {
 }
 
 TEST_P(Attention, PackedSequencesAreApart) {
-  Case c{{{17, 17}, {0, 0}, {1, 1}, {70, 70}, {130, 130}}, 4, 2, 16, 16, true};
+  const std::int64_t tokens = 66 + scaled(64), queries = 70 + scaled(80), keys = 100 + scaled(160);
+  Case c{{{17, 17}, {0, 0}, {1, 1}, {70, 70}, {tokens, tokens}}, 4, 2, 16, 16, true};
   c.packed = true;
   check(c, DType::kF32);
   check(c, DType::kBF16);
   check(c, DType::kBF16, true);
-  c.sequences = {{5, 20}, {0, 7}, {64, 100}, {3, 0}, {1, 70}, {150, 260}};
+  c.sequences = {{5, 20}, {0, 7}, {64, 100}, {3, 0}, {1, 70}, {queries, keys}};
   c.sinks = true;
   check(c, DType::kF32);
   check(c, DType::kBF16);
@@ -681,7 +687,8 @@ TEST_P(Attention, MemoryGrowsWithTokens) {
     tape.backward(y, zeros(4));
     return memory.stats().peak - before;
   };
-  const std::size_t once = peak(1024), twice = peak(2048);
+  const std::int64_t tokens = 192 + scaled(832);
+  const std::size_t once = peak(tokens), twice = peak(2 * tokens);
   EXPECT_LE(twice, once * 9 / 4) << once;
   EXPECT_LE(twice, std::size_t{2048} * 2048 * 4) << once;  // the scores of one head
 }
@@ -689,7 +696,8 @@ TEST_P(Attention, MemoryGrowsWithTokens) {
 TEST_P(Attention, SameBitsOnEveryRun) {
   for (const auto& [dim, dtype] : std::vector<std::pair<std::int64_t, DType>>{
            {16, DType::kF32}, {24, DType::kBF16}, {128, DType::kBF16}, {136, DType::kBF16}}) {
-    const Case c{{{70, 150}, {70, 150}}, 4, 2, dim, dim, true};
+    const std::int64_t queries = 38 + scaled(32), keys = 60 + scaled(90);
+    const Case c{{{queries, keys}, {queries, keys}}, 4, 2, dim, dim, true};
     const Data data = data_of(c, dtype, 3);
     const Tensor q = upload(data.in[kQ], c.shape(false, 4, dim), dtype);
     const Tensor k = upload(data.in[kK], c.shape(true, 2, dim), dtype);

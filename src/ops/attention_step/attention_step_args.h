@@ -5,8 +5,6 @@
 #include <cstdint>
 #endif
 
-namespace mlxtape::ops {
-
 struct AttentionStepArgs {
   int64_t batch, tokens, capacity;
   int64_t heads, key_heads, dim, value_dim;
@@ -17,5 +15,3 @@ struct AttentionStepArgs {
   int32_t padding;
 };
 static_assert(sizeof(AttentionStepArgs) == 144, "host and device must agree");
-
-}  // namespace mlxtape::ops

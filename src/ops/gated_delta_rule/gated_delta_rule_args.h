@@ -8,8 +8,6 @@
 #include <cstdint>
 #endif
 
-namespace mlxtape::ops {
-
 struct GatedDeltaRuleArgs {
   int64_t sequences;
   int64_t sequence_tokens;  // of each, where none are packed
@@ -24,5 +22,3 @@ struct GatedDeltaRuleArgs {
   int32_t per_channel;  // decay has a last axis [key_dim]
 };
 static_assert(sizeof(GatedDeltaRuleArgs) == 152, "host and device must agree");
-
-}  // namespace mlxtape::ops
