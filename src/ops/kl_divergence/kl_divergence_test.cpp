@@ -337,7 +337,7 @@ TEST_P(KlDivergence, MatchesOracleForEveryForm) {
   check_random(1, 151937, 0, DType::kF16, DType::kF16);
   check_random(1, 250000, 0, DType::kBF16, DType::kBF16);
   check_random(1, 250000, 1000, DType::kF32, DType::kBF16);
-  check_random(40, 33000, 0, DType::kBF16, DType::kBF16);
+  check_random(scaled(40), 33000, 0, DType::kBF16, DType::kBF16);
 }
 
 TEST_P(KlDivergence, MatchesOracleForViews) {
@@ -352,10 +352,11 @@ TEST_P(KlDivergence, MatchesOracleForViews) {
     }
   }
   // Past the cache, also at stored indices; rows that begin in the middle of a line.
-  check(random_problem(1100, 2047, 0, DType::kF32, DType::kF32), {.offset = 3, .brief = true});
-  check(random_problem(1100, 2047, 9, DType::kBF16, DType::kF32),
+  check(random_problem(scaled(1100), 2047, 0, DType::kF32, DType::kF32),
+        {.offset = 3, .brief = true});
+  check(random_problem(scaled(1100), 2047, 9, DType::kBF16, DType::kF32),
         {.student = DType::kBF16, .offset = 3, .brief = true});
-  check(random_problem(1100, 2047, 0, DType::kBF16, DType::kF32),
+  check(random_problem(scaled(1100), 2047, 0, DType::kBF16, DType::kF32),
         {.student = DType::kBF16, .offset = 3, .brief = true});
   const Problem x = random_problem(6, 9, 0, DType::kF32, DType::kF32);
   const Tensor loss = ops::kl_divergence(encoder(), upload(x.q, {2, 3, 9}, DType::kF32),
@@ -367,7 +368,7 @@ TEST_P(KlDivergence, MatchesOracleForViews) {
 TEST_P(KlDivergence, Temperature) {
   for (const DType dtype : kTypes) {
     for (const double t : {0.5, 2.0, 3.0}) {
-      for (const std::int64_t cols : {33, 3000, 40000}) {
+      for (const std::int64_t cols : {std::int64_t{33}, std::int64_t{3000}, 4 * scaled(10000)}) {
         for (const std::int64_t top : {0, 7}) {
           Problem x = random_problem(3, cols, top, dtype, dtype);
           x.temperature = t;
@@ -380,7 +381,7 @@ TEST_P(KlDivergence, Temperature) {
 }
 
 TEST_P(KlDivergence, MaskedRows) {
-  const std::int64_t rows = 40;
+  const std::int64_t rows = std::max<std::int64_t>(6, scaled(40));
   for (const std::int64_t top : {0, 5}) {
     for (const std::int64_t cols : {33, 256, 5000, 40000}) {
       Problem x = random_problem(rows, cols, top, DType::kBF16, DType::kBF16);
@@ -561,7 +562,8 @@ TEST_P(KlDivergence, RowsOfALoss) {
 }
 
 TEST_P(KlDivergence, SameBitsOnEveryRun) {
-  for (const auto& [rows, cols] : {std::pair{300, 512}, std::pair{3, 40000}, std::pair{40, 9000}}) {
+  for (const auto& [rows, cols] : {std::pair{scaled(300), 512}, std::pair{std::int64_t{3}, 40000},
+                                   std::pair{scaled(40), 9000}}) {
     for (const std::int64_t top : {0, 9}) {
       const Problem x = random_problem(rows, cols, top, DType::kBF16, DType::kBF16);
       const Tensor student = upload(x.q, {rows, cols}, DType::kBF16);

@@ -121,28 +121,28 @@ TEST_P(Scan, LongRowsMatchOracle) {
     for (const bool reverse : kBoth) {
       for (const bool inclusive : kBoth) {
         check({{1, 50021}, 1, reverse, inclusive}, dtype);
-        check({{40009, 3}, 0, reverse, inclusive}, dtype);
-        check({{2, 301, 530}, 1, reverse, inclusive}, dtype);
+        check({{scaled(40009), 3}, 0, reverse, inclusive}, dtype);
+        check({{2, 301, scaled(530)}, 1, reverse, inclusive}, dtype);
       }
     }
   }
-  check({{2, 300007}, 1}, DType::kF32);
-  check({{2, 300007}, 1, true, false}, DType::kF16);
-  check({{100003, 5}, 0, true}, DType::kF32);
-  check({{70001, 20}, 0}, DType::kBF16);
+  check({{2, scaled(300007)}, 1}, DType::kF32);
+  check({{2, scaled(300007)}, 1, true, false}, DType::kF16);
+  check({{scaled(100003), 5}, 0, true}, DType::kF32);
+  check({{scaled(70001), 20}, 0}, DType::kBF16);
 }
 
 // Large enough to be written past the cache.
 TEST_P(Scan, LargeOnesMatchOracle) {
-  check({{260, 4096}, 1}, DType::kF32);
-  check({{260, 4096}, 1, true}, DType::kF32);
-  check({{260, 8192}, 1, true, false}, DType::kBF16);
-  check({{16, 66001}, 1}, DType::kF32);  // rows that do not begin a line
-  check({{22000, 48}, 0}, DType::kF32);
-  check({{16500, 64}, 0, true, false}, DType::kF32);
-  check({{520, 2048}, 0}, DType::kF32);
-  check({{520, 2049}, 0, true}, DType::kF32);
-  check({{66000, 32}, 0, true}, DType::kBF16);
+  check({{scaled(260), 4096}, 1}, DType::kF32);
+  check({{scaled(260), 4096}, 1, true}, DType::kF32);
+  check({{scaled(260), 8192}, 1, true, false}, DType::kBF16);
+  check({{scaled(16), 66001}, 1}, DType::kF32);  // rows that do not begin a line
+  check({{scaled(22000), 48}, 0}, DType::kF32);
+  check({{scaled(16500), 64}, 0, true, false}, DType::kF32);
+  check({{scaled(520), 2048}, 0}, DType::kF32);
+  check({{scaled(520), 2049}, 0, true}, DType::kF32);
+  check({{scaled(66000), 32}, 0, true}, DType::kBF16);
 }
 
 TEST_P(Scan, IntegersWrapAroundInTheirType) {
@@ -222,7 +222,7 @@ TEST_P(Scan, InfinityAndNaNStayToTheEnd) {
 
 TEST_P(Scan, SameBitsOnEveryRun) {
   Noise noise(2);
-  for (const Shape& shape : {Shape{2, 100003}, Shape{40, 999}, Shape{30011, 4}}) {
+  for (const Shape& shape : {Shape{2, scaled(100003)}, Shape{40, 999}, Shape{scaled(30011), 4}}) {
     const Tensor x =
         upload(random_values(noise, *element_count(shape), DType::kF32), shape, DType::kF32);
     for (const std::int64_t axis : {0, 1}) {
