@@ -13,7 +13,7 @@
 //            scores·a, and what each pair adds to y and dx; on a CPU that multiplies pairs of bf16 so is a, in y, where
 //            I is even and an expert has more than 8 pairs.
 // Cost       forward 6·H·I operations for each pair, backward 12. On the CPU weights are read once for each 128 pairs
-//            of their expert, and nothing of size [T·k, H] is stored; on CUDA it is scratch.
+//            of their expert, and nothing of size [T·k, H] is stored; on a GPU it is scratch.
 // Limits     1 ≤ E ≤ 1024, 1 ≤ k ≤ 64, T·k < 2^32. offsets must match indices: pairs are sorted by the indices; an
 //            index of E or more counts as nothing. The host does not wait for the counts. On CUDA in 16 bits views of x, dy
 //            and the weights that are not aligned to 16 bytes are copied first, at every call: the results have the

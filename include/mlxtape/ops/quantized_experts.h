@@ -8,13 +8,13 @@
 // Types      x, scores, y: one of f32, f16, bf16; scales, biases: that type or f32; codes, indices, offsets: u32.
 //            Sums are f32. Without a tape g, u, a and w are f32, only y is rounded; on a tape g, u and their
 //            gradients are, too. A CPU that multiplies pairs of bf16 may also round w, and a in y, to it, forward and for experts
-//            with more than 8 pairs. On CUDA, on a tape and with more than 8·E pairs, w is rounded to the type of x
+//            with more than 8 pairs. On a GPU, on a tape and with more than 8·E pairs, w is rounded to the type of x
 //            and the rest is as in experts. ds and db have the type of the scales.
 // Cost       bound by reading the codes of the chosen experts if these have few pairs. Without a tape: on a CPU
 //            codes are read for each 8 of an expert's pairs, up to 16, or strips of the weights dequantised in the cache
-//            for each 128; on CUDA for each pair, from its cache if there are many. On a tape: on a CPU as before; the
+//            for each 128; on a GPU for each pair, from its cache if there are many. On a tape: on a CPU as before; the
 //            gradient also dequantises strips and computes dw in strips of 64 or 128 inner channels of an expert.
-//            Nothing of the size of the weights is stored. On CUDA, on a tape and with more than 8·E pairs, all weights
+//            Nothing of the size of the weights is stored. On a GPU, on a tape and with more than 8·E pairs, all weights
 //            are dequantised, and the gradient of scales and biases computes the whole of dw.
 // Limits     those of experts and of quantized_matmul
 #pragma once

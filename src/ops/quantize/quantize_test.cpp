@@ -336,7 +336,7 @@ TEST_P(Quantize, DequantizeTakesAnyLayout) {
 // Large enough to be written past the cache.
 TEST_P(Quantize, LargeOnesComeBackAsSmallOnes) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const std::int64_t rows = dtype == DType::kF32 ? 1025 : 2049;
+    const std::int64_t rows = 1 + scaled(dtype == DType::kF32 ? 1024 : 2048);
     const Tensor w = random_tensor(encoder(), {rows, 1024}, dtype, 3);
     const QuantizedWeight all = ops::quantize(encoder(), w, {5, 64});
     const Tensor back = ops::dequantize(encoder(), all);
@@ -447,7 +447,7 @@ TEST_P(Quantize, AsMlx) {
 }
 
 TEST_P(Quantize, SameBitsOnEveryRun) {
-  const Tensor w = random_tensor(encoder(), {64, 2048}, DType::kBF16, 4);
+  const Tensor w = random_tensor(encoder(), {scaled(64), 2048}, DType::kBF16, 4);
   for (const QuantizeFormat& format : {QuantizeFormat{3, 32}, {4, 64}, {8, 128}}) {
     const QuantizedWeight codes = ops::quantize(encoder(), w, format);
     expect_repeatable(encoder(), [&] {

@@ -1,5 +1,5 @@
 // Read by quantized_experts.cpp and its kernels. Weights come as codes, scales, biases.
-// On CUDA, each pair by itself, for few of them:
+// On a GPU, each pair by itself, for few of them:
 // hidden_fwd: in x, indices, gate, up; out active: a of each pair as f32, [T·k, I], with nothing where an index is past E.
 // out_fwd: in active, indices, scores, down; out y.
 // On a CPU, pairs in the order of their experts; hidden: [T·k, 2, I], in the type of x or f32:

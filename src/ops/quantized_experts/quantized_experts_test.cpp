@@ -274,15 +274,16 @@ TEST_P(QuantizedExperts, MatchesOracle) {
 // are shorter, as long and longer; steps of the depth and parts of them; more columns than one block has.
 TEST_P(QuantizedExperts, MatchesOracleForManyPairs) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    check({50, 1, 2, 96, 128, {{4, 32}, {8, 32}, {4, 128}}}, dtype);
-    check({40, 1, 2, 64, 96, {{3, 64}, {2, 32}, {5, 32}}}, dtype, true);
+    check({17 + scaled(33), 1, 2, 96, 128, {{4, 32}, {8, 32}, {4, 128}}}, dtype);
+    check({17 + scaled(23), 1, 2, 64, 96, {{3, 64}, {2, 32}, {5, 32}}}, dtype, true);
   }
-  check({44, 1, 2, 640, 32, {{4, 128}, {6, 64}, {8, 32}}}, DType::kBF16, true);
-  check({44, 1, 2, 640, 32, {{4, 64}, {5, 128}, {3, 32}}}, DType::kF32);
-  check({40, 1, 2, 32, 320, {{8, 32}, {4, 32}, {4, 64}}}, DType::kBF16);
-  check({40, 1, 2, 32, 320, {{2, 32}, {4, 32}, {6, 64}}}, DType::kF32);
-  check({150, 1, 1, 32, 32}, DType::kF32);
-  check({30, 2, 3, 128, 128, {{4, 128}, {8, 128}, {3, 128}}, true}, DType::kBF16);
+  const std::int64_t tokens = 17 + scaled(27);
+  check({tokens, 1, 2, 640, 32, {{4, 128}, {6, 64}, {8, 32}}}, DType::kBF16, true);
+  check({tokens, 1, 2, 640, 32, {{4, 64}, {5, 128}, {3, 32}}}, DType::kF32);
+  check({17 + scaled(23), 1, 2, 32, 320, {{8, 32}, {4, 32}, {4, 64}}}, DType::kBF16);
+  check({17 + scaled(23), 1, 2, 32, 320, {{2, 32}, {4, 32}, {6, 64}}}, DType::kF32);
+  check({9 + scaled(141), 1, 1, 32, 32}, DType::kF32);
+  check({13 + scaled(17), 2, 3, 128, 128, {{4, 128}, {8, 128}, {3, 128}}, true}, DType::kBF16);
 }
 
 // Most experts have nobody, and gradients of 0.
@@ -323,10 +324,11 @@ TEST_P(QuantizedExperts, FrozenWeights) {
 }
 
 TEST_P(QuantizedExperts, SameBitsOnEveryRun) {
-  const Case c{60, 3, 5, 128, 96, {{4, 64}, {8, 32}, {3, 32}}};
+  const std::int64_t tokens = scaled(60);
+  const Case c{tokens, 3, 5, 128, 96, {{4, 64}, {8, 32}, {3, 32}}};
   const Data data = data_of(c, DType::kBF16, DType::kBF16, 4);
   const Given given = give(c, data, DType::kBF16, DType::kBF16);
-  const Tensor dy = upload(data.dy, {60, 128}, DType::kBF16);
+  const Tensor dy = upload(data.dy, {tokens, 128}, DType::kBF16);
   expect_repeatable(encoder(), [&] {
     Tape tape(encoder());
     const Given watched = give(c, data, DType::kBF16, DType::kBF16, &tape);
