@@ -312,7 +312,13 @@ inline Found choose_bin(Row row, Asked asked) {
     row.masses[row.simd] = mass_to;
     row.counts[row.simd] = tokens_to;
   }
-  if (row.t == 0) row.found->bin = kBins;
+  if (row.t == 0) {
+    Found none;
+    none.mass_left = none.tokens_left = 0;
+    none.bin = kBins;
+    none.tokens = 0;
+    *row.found = none;
+  }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   ulong all = 0;
   for (uint s = 0; s < row.simds; ++s) {
