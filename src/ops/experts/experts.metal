@@ -8,39 +8,14 @@
 //
 // Up to 8 tokens, forward: an expert has so few pairs that a tile would be nearly empty. A simdgroup has four rows of a pair's
 // weights, and its lanes go along them; about 60 registers. Bound by reading the weights.
-#include "experts_args.h"
-
-// Pairs of one expert, in their order; an expert of -1 is none.
-struct ExpertsTile {
-  int32_t expert;
-  uint32_t first;
-  int32_t count;
-  int32_t unused;
-};
-// Of a launch with a kernel that takes tiles: how many there are at most, and columns of tiles in its result.
-struct ExpertsGrid {
-  int64_t tiles, across;
-};
+#include "experts_metal-inl.h"
 
 #ifdef __METAL_VERSION__
 
-#include "backends/metal/device/exp.h"
-#include "backends/metal/device/tiles.h"
-
-using namespace mlxtape::ops;
-
-constant bool a_packs
-    [[function_constant(0)]];  // rows of the left factor begin at multiples of 16 bytes
-constant bool b_packs [[function_constant(1)]];   // rows of the right one, or all rows
 constant bool weighted [[function_constant(2)]];  // by the scores
 constant uint tile_pairs [[function_constant(3)]];
 
 constant constexpr uint kPart = 256;  // pairs of a group, which are put in order
-
-#define EXPERTS_PLACE                                                                         \
-  constant uint &first_group [[buffer(30)]], uint group [[threadgroup_position_in_grid]],     \
-      uint index [[thread_position_in_threadgroup]], uint lane [[thread_index_in_simdgroup]], \
-      uint simd [[simdgroup_index_in_threadgroup]]
 
 // ---- the order of pairs ----
 
@@ -143,72 +118,6 @@ inline uint sum_before(uint v, threadgroup uint* room, uint lane, uint simd) {
   tile.first = 0;
   tile.count = 0;
   for (uint i = room[0] + e; i < grid.tiles; i += 1024) list[i] = tile;
-}
-
-// What a group has of a product of tiles: pairs, by columns from col on. Of no expert: no pairs, and no depth.
-struct ExpertsWork {
-  long expert, first;
-  uint count;   // pairs
-  long column;  // which tile of columns
-  bool exists;
-};
-inline ExpertsWork work_of(device const ExpertsTile* tiles, constant ExpertsGrid& grid,
-                           long group) {
-  const ExpertsTile tile = tiles[group / grid.across];
-  ExpertsWork work;
-  work.exists = tile.expert >= 0;
-  work.expert = work.exists ? tile.expert : 0;
-  work.first = tile.first;
-  work.count = uint(tile.count);
-  work.column = group % grid.across;
-  return work;
-}
-
-template <typename T>
-inline Factor<PlainRows<T>> plain(device const T* first, long step, uint outer, bool turned,
-                                  bool packs) {
-  Factor<PlainRows<T>> factor;
-  factor.from.first = first;
-  factor.from.step = step;
-  factor.outer = outer;
-  factor.turned = turned;
-  factor.packs = packs;
-  return factor;
-}
-// Rows of the tokens of pairs.
-template <typename T>
-inline Factor<ListedRows<T>> gathered(device const T* first, long step, device const uint* order,
-                                      uint chosen, uint outer, bool turned, bool packs) {
-  Factor<ListedRows<T>> factor;
-  factor.from.first = first;
-  factor.from.step = step;
-  factor.from.list = order;
-  factor.from.per = chosen;
-  factor.outer = outer;
-  factor.turned = turned;
-  factor.packs = packs;
-  return factor;
-}
-template <int kTile>
-inline uint left_of(long all, long begin) {
-  return uint(min(long(kTile), all - begin));
-}
-
-// Writes a tile's sums: row r, column c to out[r * step + c].
-template <int kTile, typename Out>
-inline void store_sums(thread TileSums<kTile>& sums, device Out* out, long step, uint rows,
-                       uint cols, uint lane, uint simd) {
-  const uint r0 = tile_row<kTile>(lane, simd), c0 = tile_col<kTile>(lane, simd);
-  for (int i = 0; i < TileSums<kTile>::kCount; ++i) {
-    for (int j = 0; j < TileSums<kTile>::kCount; ++j) {
-      for (int e = 0; e < 2; ++e) {
-        const uint r = r0 + 8 * i, c = c0 + 8 * j + e;
-        if (r < rows && c < cols) {
-          out[r * step + c] = narrow<Out>(sums.v[i][j].thread_elements()[e]);
-        }
-      }
-    }
-  }
 }
 
 // ---- forward ----
@@ -380,178 +289,19 @@ template <typename T>
   to[at] = narrow<T>(sum);
 }
 
-// ---- backward ----
-
-// b[p, i] = Σ_h dy[token(p), h]·down[e, h, i], from which d_hidden and parts of dscores, [2 · columns of tiles, pairs].
-template <typename T, int kTile>
-[[kernel, max_total_threads_per_threadgroup(128)]] void experts_hidden_back(
-    device const T* dy [[buffer(0)]], device const T* hidden [[buffer(1)]],
-    device const uint* order [[buffer(2)]], device const T* scores [[buffer(3)]],
-    device const T* down [[buffer(4)]], device T* d_hidden [[buffer(5)]],
-    device float* parts [[buffer(6)]], device const ExpertsTile* tiles [[buffer(7)]],
-    constant ExpertsArgs& args [[buffer(8)]], constant ExpertsGrid& grid [[buffer(9)]],
-    EXPERTS_PLACE) {
-  threadgroup uint4 room_a[TileRoom<T, kTile>::kPacks], room_b[TileRoom<T, kTile>::kPacks];
-  const ExpertsWork work = work_of(tiles, grid, long(group) + first_group);
-  const long inner = args.inner, width = args.width, col = work.column * kTile;
-  const uint cols = left_of<kTile>(inner, col);
-  TileSums<kTile> sums;
-  clear(sums);
-  add_product(
-      gathered(dy, width, order + work.first, uint(args.chosen), work.count, false, a_packs),
-      plain(down + work.expert * inner * width + col, inner, cols, true, b_packs),
-      work.exists ? uint(width) : 0, (threadgroup T*)room_a, (threadgroup T*)room_b, sums, index,
-      lane, simd);
-
-  const uint r0 = tile_row<kTile>(lane, simd), c0 = tile_col<kTile>(lane, simd);
-  device float* part = parts + (work.column * 2 + simd % 2) * args.tokens * args.chosen;
-  for (int i = 0; i < TileSums<kTile>::kCount; ++i) {
-    const uint r = r0 + 8 * i;
-    const bool in = r < work.count;
-    const float score = in ? widen(scores[order[work.first + r]]) : 0.0f;
-    const long at = (work.first + r) * 2 * inner + col;
-    float dot = 0;
-    for (int j = 0; j < TileSums<kTile>::kCount; ++j) {
-      for (int e = 0; e < 2; ++e) {
-        const uint c = c0 + 8 * j + e;
-        if (!in || c >= cols) continue;
-        const float b = sums.v[i][j].thread_elements()[e];
-        const float g = widen(hidden[at + c]), u = widen(hidden[at + inner + c]);
-        const Sigmoid s = sigmoid<T>(g);
-        const float made = g * s.value, da = score * b;
-        dot = fma(b, made * u, dot);
-        d_hidden[at + c] = narrow<T>(da * u * fma(made, s.rest, s.value));
-        d_hidden[at + inner + c] = narrow<T>(da * made);
-      }
-    }
-    // The four lanes that share this row differ in these two bits.
-    dot += simd_shuffle_xor(dot, ushort(1));
-    dot += simd_shuffle_xor(dot, ushort(8));
-    if (in && matrix_col(lane) == 0) part[work.first + r] = dot;
-  }
-}
-
-// Of pairs that no expert has, everything is 0.
-template <typename T>
-[[kernel, max_total_threads_per_threadgroup(256)]] void experts_scores_back(
-    device const float* parts [[buffer(0)]], device const uint* order [[buffer(1)]],
-    device const uint* offsets [[buffer(2)]], device T* dscores [[buffer(3)]],
-    device T* d_hidden [[buffer(4)]], constant ExpertsArgs& args [[buffer(5)]],
-    constant uint& count [[buffer(6)]], EXPERTS_PLACE) {
-  const long at = (long(group) + first_group) * 256 + index, pairs = args.tokens * args.chosen;
-  if (at >= pairs) return;
-  float sum = 0;
-  if (at < long(offsets[args.experts])) {
-    for (uint p = 0; p < count; ++p) sum += parts[p * pairs + at];
-  } else {
-    for (long i = 0; i < 2 * args.inner; ++i) d_hidden[at * 2 * args.inner + i] = narrow<T>(0.0f);
-  }
-  dscores[order[at]] = narrow<T>(sum);
-}
-
-// out[p, h] = Σ_i dg[p, i]·gate[e, i, h] + du[p, i]·up[e, i, h]
-template <typename T, int kTile>
-[[kernel, max_total_threads_per_threadgroup(128)]] void experts_x_back(
-    device const T* d_hidden [[buffer(0)]], device const T* gate [[buffer(1)]],
-    device const T* up [[buffer(2)]], device float* out [[buffer(3)]],
-    device const ExpertsTile* tiles [[buffer(4)]], constant ExpertsArgs& args [[buffer(5)]],
-    constant ExpertsGrid& grid [[buffer(6)]], EXPERTS_PLACE) {
-  threadgroup uint4 room_a[TileRoom<T, kTile>::kPacks], room_b[TileRoom<T, kTile>::kPacks];
-  const ExpertsWork work = work_of(tiles, grid, long(group) + first_group);
-  const long inner = args.inner, width = args.width, col = work.column * kTile;
-  const uint cols = left_of<kTile>(width, col);
-  TileSums<kTile> sums;
-  clear(sums);
-  for (int which = 0; which < 2; ++which) {
-    device const T* w = (which == 0 ? gate : up) + work.expert * inner * width + col;
-    add_product(
-        plain(d_hidden + (work.first * 2 + which) * inner, 2 * inner, work.count, false, a_packs),
-        plain(w, width, cols, true, b_packs), work.exists ? uint(inner) : 0, (threadgroup T*)room_a,
-        (threadgroup T*)room_b, sums, index, lane, simd);
-  }
-  store_sums(sums, out + work.first * width + col, width, work.count, cols, lane, simd);
-}
-
-// An expert's pairs as the depth, and a tile of its weights' gradient.
-struct ExpertsDepth {
-  long expert, row, col, first;
-  uint depth;
-};
-inline ExpertsDepth depth_of(constant ExpertsArgs& args, device const uint* offsets, long group,
-                             long rows, long cols, long side) {
-  const long across = (cols + side - 1) / side, tiles = (rows + side - 1) / side * across;
-  const uint pairs = uint(args.tokens * args.chosen);
-  ExpertsDepth work;
-  work.expert = group / tiles;
-  work.row = group % tiles / across * side;
-  work.col = group % tiles % across * side;
-  const uint first = min(offsets[work.expert], pairs);
-  work.first = first;
-  work.depth = max(first, min(offsets[work.expert + 1], pairs)) - first;
-  return work;
-}
-
-// dgate and dup, which come one after the other: [I, H] from d_hidden and x.
-template <typename T, int kTile>
-[[kernel, max_total_threads_per_threadgroup(128)]] void experts_in_back(
-    device const T* d_hidden [[buffer(0)]], device const T* x [[buffer(1)]],
-    device const uint* order [[buffer(2)]], device const uint* offsets [[buffer(3)]],
-    device T* dgate [[buffer(4)]], device T* dup [[buffer(5)]],
-    constant ExpertsArgs& args [[buffer(6)]], EXPERTS_PLACE) {
-  threadgroup uint4 room_a[TileRoom<T, kTile>::kPacks], room_b[TileRoom<T, kTile>::kPacks];
-  const long inner = args.inner, width = args.width, whole = long(group) + first_group;
-  const long which = whole % 2;
-  const ExpertsDepth work = depth_of(args, offsets, whole / 2, inner, width, kTile);
-  const uint rows = left_of<kTile>(inner, work.row), cols = left_of<kTile>(width, work.col);
-  TileSums<kTile> sums;
-  clear(sums);
-  add_product(
-      plain(d_hidden + (work.first * 2 + which) * inner + work.row, 2 * inner, rows, true, a_packs),
-      gathered(x + work.col, width, order + work.first, uint(args.chosen), cols, true, b_packs),
-      work.depth, (threadgroup T*)room_a, (threadgroup T*)room_b, sums, index, lane, simd);
-  device T* out = which == 0 ? dgate : dup;
-  store_sums(sums, out + (work.expert * inner + work.row) * width + work.col, width, rows, cols,
-             lane, simd);
-}
-
-// ddown: [H, I] from dy and the weighted activations.
-template <typename T, int kTile>
-[[kernel, max_total_threads_per_threadgroup(128)]] void experts_down_back(
-    device const T* dy [[buffer(0)]], device const float* active [[buffer(1)]],
-    device const uint* order [[buffer(2)]], device const uint* offsets [[buffer(3)]],
-    device T* ddown [[buffer(4)]], constant ExpertsArgs& args [[buffer(5)]], EXPERTS_PLACE) {
-  threadgroup uint4 room_a[TileRoom<T, kTile>::kPacks], room_b[TileRoom<float, kTile>::kPacks];
-  const long inner = args.inner, width = args.width;
-  const ExpertsDepth work = depth_of(args, offsets, long(group) + first_group, width, inner, kTile);
-  const uint rows = left_of<kTile>(width, work.row), cols = left_of<kTile>(inner, work.col);
-  TileSums<kTile> sums;
-  clear(sums);
-  add_product(
-      gathered(dy + work.row, width, order + work.first, uint(args.chosen), rows, true, a_packs),
-      plain(active + work.first * inner + work.col, inner, cols, true, b_packs), work.depth,
-      (threadgroup T*)room_a, (threadgroup float*)room_b, sums, index, lane, simd);
-  store_sums(sums, ddown + (work.expert * width + work.row) * inner + work.col, inner, rows, cols,
-             lane, simd);
-}
-
 // ---- names ----
 
 #define MAKE(name, ...) template [[host_name(name)]] [[kernel]] decltype(__VA_ARGS__) __VA_ARGS__;
-#define MAKE_TILES(side, type, T)                                          \
-  MAKE("experts_hidden" #side "_" type, experts_hidden<T, side>)           \
-  MAKE("experts_out" #side "_" type, experts_out<T, side>)                 \
-  MAKE("experts_hidden_back" #side "_" type, experts_hidden_back<T, side>) \
-  MAKE("experts_x_back" #side "_" type, experts_x_back<T, side>)           \
-  MAKE("experts_in_back" #side "_" type, experts_in_back<T, side>)         \
-  MAKE("experts_down_back" #side "_" type, experts_down_back<T, side>)
+#define MAKE_TILES(side, type, T)                                \
+  MAKE("experts_hidden" #side "_" type, experts_hidden<T, side>) \
+  MAKE("experts_out" #side "_" type, experts_out<T, side>)
 #define MAKE_TYPE(type, T)                                \
   MAKE_TILES(64, type, T)                                 \
   MAKE_TILES(32, type, T)                                 \
   MAKE("experts_active_" type, experts_active<T>)         \
   MAKE("experts_hidden_few_" type, experts_hidden_few<T>) \
   MAKE("experts_out_few_" type, experts_out_few<T>)       \
-  MAKE("experts_combine_" type, experts_combine<T>)       \
-  MAKE("experts_scores_back_" type, experts_scores_back<T>)
+  MAKE("experts_combine_" type, experts_combine<T>)
 MAKE_TYPE("f32", float)
 MAKE_TYPE("f16", half)
 MAKE_TYPE("bf16", bf16)
@@ -561,22 +311,78 @@ MAKE_TYPE("bf16", bf16)
 #include <algorithm>
 #include <string>
 
-#include "backends/metal/launch.h"
-
 namespace mlxtape::ops {
+
+namespace experts_metal {
+
+constexpr std::int64_t kMostExperts = 1024;
+
+// ---- what both directions need ----
+
+void list_tiles(const KernelCall& call, const void* offsets, void* tiles) {
+  const auto& args = call.as<ExpertsArgs>();
+  Launch(call, metal::kernel("experts_tiles"))
+      .constant(3, static_cast<std::uint32_t>(side_of(args)))
+      .input(0, offsets)
+      .output(1, tiles)
+      .bytes(2, args)
+      .bytes(3, ExpertsGrid{most_tiles(args), 0})
+      .groups(1)
+      .threads(kMostExperts)
+      .run();
+}
+
+template <class T>
+void make_active(const KernelCall& call, const void* hidden, const void* order, const void* offsets,
+                 const void* scores, void* active) {
+  const auto& args = call.as<ExpertsArgs>();
+  Launch launch(call, metal::kernel<T>("experts_active"));
+  launch.constant(2, scores != nullptr)
+      .input(0, hidden)
+      .input(1, order)
+      .input(2, offsets)
+      .input(3, scores)
+      .output(4, active)
+      .bytes(5, args);
+  run_each(launch, pairs_of(args) * args.inner);
+}
+
+template <class T>
+void add_up(const KernelCall& call, const Workspace& work, const void* order, const void* offsets,
+            const void* scores, void* to) {
+  const auto& args = call.as<ExpertsArgs>();
+  Launch find(call, metal::kernel("experts_find"));
+  find.input(0, order).output(1, work.places).bytes(2, args);
+  run_each(find, pairs_of(args));
+  Launch combine(call, metal::kernel<T>("experts_combine"));
+  combine.constant(2, scores != nullptr)
+      .input(0, work.values)
+      .input(1, work.places)
+      .input(2, offsets)
+      .input(3, scores)
+      .output(4, to)
+      .bytes(5, args);
+  run_each(combine, args.tokens * args.width);
+}
+
+#define MAKE_SHARED(T)                                                                   \
+  template void make_active<T>(const KernelCall&, const void*, const void*, const void*, \
+                               const void*, void*);                                      \
+  template void add_up<T>(const KernelCall&, const Workspace&, const void*, const void*, \
+                          const void*, void*);
+MAKE_SHARED(float)
+MAKE_SHARED(F16)
+MAKE_SHARED(BF16)
+
+}  // namespace experts_metal
 
 namespace {
 
-using metal::Launch;
+using namespace experts_metal;
 
-constexpr std::int64_t kThreads = 256;  // of a group whose threads have a number each
-constexpr std::int64_t kPart = 256;     // pairs that a group puts in order
-constexpr std::int64_t kMostExperts = 1024;
+constexpr std::int64_t kPart = 256;  // pairs that a group puts in order
 constexpr std::int64_t kFewTokens = 8;
 constexpr std::int64_t kFewSimds = 4;  // of a group, each with as many rows of weights
-constexpr std::int64_t kTileThreads = 128;
-
-std::int64_t pairs_of(const ExpertsArgs& args) { return args.tokens * args.chosen; }
 
 // ---- the order of pairs ----
 
@@ -614,93 +420,12 @@ void experts_order(const KernelCall& call) {
       .run();
 }
 
-// ---- tiles ----
+// ---- forward ----
 
-std::int64_t side_of(const ExpertsArgs& args) {
-  return pairs_of(args) > 32 * args.experts ? 64 : 32;
-}
-// As many as any routing can make.
-std::int64_t most_tiles(const ExpertsArgs& args) {
-  return pairs_of(args) / side_of(args) + std::min(args.experts, pairs_of(args));
-}
 bool has_few(const ExpertsArgs& args) { return args.tokens <= kFewTokens; }
 
-// Names for tiles of 64 and of 32.
-struct Names {
-  const char *large, *small;
-  const char* of(const ExpertsArgs& args) const { return side_of(args) == 64 ? large : small; }
-};
 constexpr Names kHidden{"experts_hidden64", "experts_hidden32"};
 constexpr Names kOut{"experts_out64", "experts_out32"};
-constexpr Names kHiddenBack{"experts_hidden_back64", "experts_hidden_back32"};
-constexpr Names kXBack{"experts_x_back64", "experts_x_back32"};
-constexpr Names kInBack{"experts_in_back64", "experts_in_back32"};
-constexpr Names kDownBack{"experts_down_back64", "experts_down_back32"};
-
-// What a workspace has: tiles, a place for each pair, activations, and other numbers, each or none.
-struct Workspace {
-  void *tiles, *places, *active, *values;
-
-  static std::size_t rounded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
-  static std::size_t tiles_bytes(const ExpertsArgs& args) {
-    return rounded(static_cast<std::size_t>(most_tiles(args)) * sizeof(ExpertsTile));
-  }
-  static std::size_t bytes_of(const ExpertsArgs& args, std::int64_t numbers_each) {
-    return rounded(static_cast<std::size_t>(pairs_of(args) * numbers_each) * sizeof(float));
-  }
-  static std::size_t bytes(const ExpertsArgs& args, bool has_active, std::int64_t values_each) {
-    return tiles_bytes(args) + bytes_of(args, 1) + (has_active ? bytes_of(args, args.inner) : 0) +
-           bytes_of(args, values_each);
-  }
-  Workspace(const KernelCall& call, bool has_active) {
-    const auto& args = call.as<ExpertsArgs>();
-    auto* at = static_cast<char*>(call.workspace);
-    tiles = at;
-    places = at + tiles_bytes(args);
-    active = static_cast<char*>(places) + bytes_of(args, 1);
-    values = static_cast<char*>(active) + (has_active ? bytes_of(args, args.inner) : 0);
-  }
-};
-
-void list_tiles(const KernelCall& call, const void* offsets, void* tiles) {
-  const auto& args = call.as<ExpertsArgs>();
-  Launch(call, metal::kernel("experts_tiles"))
-      .constant(3, static_cast<std::uint32_t>(side_of(args)))
-      .input(0, offsets)
-      .output(1, tiles)
-      .bytes(2, args)
-      .bytes(3, ExpertsGrid{most_tiles(args), 0})
-      .groups(1)
-      .threads(kMostExperts)
-      .run();
-}
-
-// Do rows of so many elements begin at multiples of 16 bytes?
-template <class T>
-bool in_packs(std::int64_t row, const void* p, const void* other = nullptr) {
-  return row * static_cast<std::int64_t>(sizeof(T)) % 16 == 0 && metal::is_aligned(p) &&
-         metal::is_aligned(other);
-}
-
-// Operations of a product of all pairs with one of the weights.
-double work_of(const ExpertsArgs& args) {
-  return 2.0 * static_cast<double>(pairs_of(args)) * static_cast<double>(args.inner) *
-         static_cast<double>(args.width);
-}
-
-// A launch for each tile and so many columns of tiles.
-void run_tiles(Launch& launch, const ExpertsArgs& args, std::int64_t across, double operations) {
-  launch.operations(operations)
-      .in_parts()
-      .groups(most_tiles(args) * across)
-      .threads(kTileThreads)
-      .run();
-}
-void run_each(Launch& launch, std::int64_t count) {
-  launch.in_parts().groups(ceil_div(count, kThreads)).threads(kThreads).run();
-}
-
-// ---- forward ----
 
 std::size_t hidden_room(const void* opaque) {
   const auto& args = *static_cast<const ExpertsArgs*>(opaque);
@@ -748,40 +473,6 @@ void experts_hidden_fwd(const KernelCall& call) {
   run_tiles(launch, args, across, 2 * work_of(args));
 }
 
-template <class T>
-void make_active(const KernelCall& call, const void* hidden, const void* order, const void* offsets,
-                 const void* scores, void* active) {
-  const auto& args = call.as<ExpertsArgs>();
-  Launch launch(call, metal::kernel<T>("experts_active"));
-  launch.constant(2, scores != nullptr)
-      .input(0, hidden)
-      .input(1, order)
-      .input(2, offsets)
-      .input(3, scores)
-      .output(4, active)
-      .bytes(5, args);
-  run_each(launch, pairs_of(args) * args.inner);
-}
-
-// to from what the pairs have become in work.values. scores: null for 1.
-template <class T>
-void add_up(const KernelCall& call, const Workspace& work, const void* order, const void* offsets,
-            const void* scores, void* to) {
-  const auto& args = call.as<ExpertsArgs>();
-  Launch find(call, metal::kernel("experts_find"));
-  find.input(0, order).output(1, work.places).bytes(2, args);
-  run_each(find, pairs_of(args));
-  Launch combine(call, metal::kernel<T>("experts_combine"));
-  combine.constant(2, scores != nullptr)
-      .input(0, work.values)
-      .input(1, work.places)
-      .input(2, offsets)
-      .input(3, scores)
-      .output(4, to)
-      .bytes(5, args);
-  run_each(combine, args.tokens * args.width);
-}
-
 std::size_t out_room(const void* opaque) {
   const auto& args = *static_cast<const ExpertsArgs*>(opaque);
   return Workspace::bytes(args, true, args.width);
@@ -827,122 +518,6 @@ void experts_out_fwd(const KernelCall& call) {
   add_up<T>(call, work, order, offsets, scores, call.out[0]);
 }
 
-// ---- backward ----
-
-// Parts of dscores: two simdgroups across, in each column of tiles.
-std::int64_t score_parts(const ExpertsArgs& args) {
-  return 2 * ceil_div(args.inner, side_of(args));
-}
-std::size_t hidden_back_room(const void* opaque) {
-  const auto& args = *static_cast<const ExpertsArgs*>(opaque);
-  return Workspace::bytes(args, false, score_parts(args));
-}
-
-template <class T>
-void experts_hidden_bwd(const KernelCall& call) {
-  const auto& args = call.as<ExpertsArgs>();
-  const void *dy = call.in[0], *hidden = call.in[1], *order = call.in[2], *offsets = call.in[3];
-  const void *scores = call.in[4], *down = call.in[5];
-  const Workspace work(call, false);
-  list_tiles(call, offsets, work.tiles);
-  const std::int64_t across = ceil_div(args.inner, side_of(args));
-  Launch launch(call, metal::kernel<T>(kHiddenBack.of(args)));
-  launch.constant(0, in_packs<T>(args.width, dy))
-      .constant(1, in_packs<T>(args.inner, down))
-      .input(0, dy)
-      .input(1, hidden)
-      .input(2, order)
-      .input(3, scores)
-      .input(4, down)
-      .output(5, call.out[0])
-      .output(6, work.values)
-      .input(7, work.tiles)
-      .bytes(8, args)
-      .bytes(9, ExpertsGrid{most_tiles(args), across});
-  run_tiles(launch, args, across, work_of(args));
-  Launch join(call, metal::kernel<T>("experts_scores_back"));
-  join.input(0, work.values)
-      .input(1, order)
-      .input(2, offsets)
-      .output(3, call.out[1])
-      .output(4, call.out[0])
-      .bytes(5, args)
-      .bytes(6, static_cast<std::uint32_t>(score_parts(args)));
-  run_each(join, pairs_of(args));
-}
-
-std::size_t x_room(const void* opaque) {
-  const auto& args = *static_cast<const ExpertsArgs*>(opaque);
-  return Workspace::bytes(args, false, args.width);
-}
-
-template <class T>
-void experts_x_bwd(const KernelCall& call) {
-  const auto& args = call.as<ExpertsArgs>();
-  const void *d_hidden = call.in[0], *order = call.in[1], *offsets = call.in[2];
-  const void *gate = call.in[3], *up = call.in[4];
-  const Workspace work(call, false);
-  list_tiles(call, offsets, work.tiles);
-  const std::int64_t across = ceil_div(args.width, side_of(args));
-  Launch launch(call, metal::kernel<T>(kXBack.of(args)));
-  launch.constant(0, in_packs<T>(args.inner, d_hidden))
-      .constant(1, in_packs<T>(args.width, gate, up))
-      .input(0, d_hidden)
-      .input(1, gate)
-      .input(2, up)
-      .output(3, work.values)
-      .input(4, work.tiles)
-      .bytes(5, args)
-      .bytes(6, ExpertsGrid{most_tiles(args), across});
-  run_tiles(launch, args, across, 2 * work_of(args));
-  add_up<T>(call, work, order, offsets, nullptr, call.out[0]);
-}
-
-std::size_t weights_room(const void* opaque) {
-  const auto& args = *static_cast<const ExpertsArgs*>(opaque);
-  return Workspace::bytes_of(args, args.inner);
-}
-
-template <class T>
-void experts_weights_bwd(const KernelCall& call) {
-  const auto& args = call.as<ExpertsArgs>();
-  const void *x = call.in[0], *dy = call.in[1], *hidden = call.in[2], *d_hidden = call.in[3];
-  const void *order = call.in[4], *offsets = call.in[5], *scores = call.in[6];
-  void* active = call.workspace;
-  const std::int64_t side = side_of(args);
-  const std::int64_t tiles = args.experts * ceil_div(args.inner, side) * ceil_div(args.width, side);
-  Launch(call, metal::kernel<T>(kInBack.of(args)))
-      .constant(0, in_packs<T>(args.inner, d_hidden))
-      .constant(1, in_packs<T>(args.width, x))
-      .input(0, d_hidden)
-      .input(1, x)
-      .input(2, order)
-      .input(3, offsets)
-      .output(4, call.out[0])
-      .output(5, call.out[1])
-      .bytes(6, args)
-      .operations(2 * work_of(args))
-      .in_parts()
-      .groups(2 * tiles)
-      .threads(kTileThreads)
-      .run();
-  make_active<T>(call, hidden, order, offsets, scores, active);
-  Launch(call, metal::kernel<T>(kDownBack.of(args)))
-      .constant(0, in_packs<T>(args.width, dy))
-      .constant(1, in_packs<float>(args.inner, active))
-      .input(0, dy)
-      .input(1, active)
-      .input(2, order)
-      .input(3, offsets)
-      .output(4, call.out[2])
-      .bytes(5, args)
-      .operations(work_of(args))
-      .in_parts()
-      .groups(tiles)
-      .threads(kTileThreads)
-      .run();
-}
-
 }  // namespace
 
 void register_experts_metal(KernelRegistry& registry) {
@@ -950,15 +525,11 @@ void register_experts_metal(KernelRegistry& registry) {
   const auto add = [&]<class T>(T, const std::string& type) {
     registry.add(Backend::kMetal, "experts_hidden_fwd_" + type, experts_hidden_fwd<T>, hidden_room);
     registry.add(Backend::kMetal, "experts_out_fwd_" + type, experts_out_fwd<T>, out_room);
-    registry.add(Backend::kMetal, "experts_hidden_bwd_" + type, experts_hidden_bwd<T>,
-                 hidden_back_room);
-    registry.add(Backend::kMetal, "experts_x_bwd_" + type, experts_x_bwd<T>, x_room);
-    registry.add(Backend::kMetal, "experts_weights_bwd_" + type, experts_weights_bwd<T>,
-                 weights_room);
   };
   add(float(), "f32");
   add(F16(), "f16");
   add(BF16(), "bf16");
+  register_back(registry);
 }
 
 }  // namespace mlxtape::ops

@@ -544,9 +544,12 @@ const Names& kernels_of(const MatmulArgs& args, const Plan& plan) {
 }
 
 std::uint32_t follows_of(const MatmulArgs& args, const KernelCall& call) {
-  return (call.in[2] != nullptr ? kMatmulAddsBias : 0) |
-         (call.in[3] != nullptr ? kMatmulAddsResidual : 0) |
-         (call.out[1] != nullptr ? kMatmulKeepsZ : 0) | (args.beta != 0 ? kMatmulAddsY : 0);
+  std::uint32_t all = 0;
+  if (call.in[2] != nullptr) all |= kMatmulAddsBias;
+  if (call.in[3] != nullptr) all |= kMatmulAddsResidual;
+  if (call.out[1] != nullptr) all |= kMatmulKeepsZ;
+  if (args.beta != 0) all |= kMatmulAddsY;
+  return all;
 }
 
 // What follows is done by this launch, or by a later one, for which it leaves sums in f32 in the workspace.

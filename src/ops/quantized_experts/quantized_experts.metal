@@ -34,7 +34,7 @@ template <typename T, typename X, int kBits>
     uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
   enum { kRows = 4 };
   const long part = (long(group) + first_group) * 2 + simd, n = product.n;
-  const long parts = (n + kRows - 1) / kRows;
+  const long parts = n / kRows;
   const long pair = part / parts, first = part % parts * kRows;
   const long pairs = args.tokens * args.chosen;
   const long expert = pair < pairs ? long(indices[pair]) : args.experts;
@@ -50,7 +50,8 @@ template <typename T, typename X, int kBits>
     packed_products<T, kBits>(w, expert * n + first, (expert + 1) * n,
                               x + pair / product.per * product.k, 0, 1, packs, lane, sums);
     const float mine = packed_sum(sums, lane);
-    if (lane < uint(kRows) && first + lane < n) out[pair * n + first + lane] = mine;
+    // Rows are outputs of one weight and inputs of another, whole groups of 32: there are always four.
+    if (lane < uint(kRows)) out[pair * n + first + lane] = mine;
   }
 }
 
@@ -152,7 +153,7 @@ void products(const KernelCall& call, std::size_t weight, bool wide,
       .operations(2.0 * static_cast<double>(pairs) * static_cast<double>(product.n) *
                   static_cast<double>(product.k))
       .in_parts()
-      .groups(ceil_div(pairs * ceil_div(product.n, kRows), kSimds))
+      .groups(ceil_div(pairs * (product.n / kRows), kSimds))
       .threads(kSimds * metal::kSimd)
       .run();
 }

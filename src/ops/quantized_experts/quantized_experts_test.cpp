@@ -266,6 +266,7 @@ TEST_P(QuantizedExperts, MatchesOracle) {
   for (const DType dtype : {DType::kF16, DType::kBF16}) {
     check({6, 2, 4, 64, 64, {{8, 64}, {3, 32}, {5, 64}}}, dtype);
     check({16, 2, 3, 64, 32, {{2, 32}, {4, 64}, {6, 32}}, true}, dtype, true);
+    check({4, 2, 3, 64, 32, {{3, 32}, {8, 64}, {5, 32}}}, dtype, true);
   }
   check({6, 2, 4, 64, 64, {{6, 32}, {4, 64}, {8, 32}}}, DType::kF32, false, true);
 }

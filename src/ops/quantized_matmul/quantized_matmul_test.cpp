@@ -118,12 +118,14 @@ TEST(QuantizedMatmulOracle, GradientMatchesCentralDifference) {
 
 class QuantizedMatmul : public OnDevice {
  protected:
-  void check(const Case& c, DType dtype, bool wide = false, bool strided = false) {
+  // offset: elements between an aligned address and the first of each tensor.
+  void check(const Case& c, DType dtype, bool wide = false, bool strided = false,
+             std::int64_t offset = 0) {
     const DType params = wide ? DType::kF32 : dtype;
     const Data data = data_of(c, dtype, params, static_cast<std::uint64_t>(c.m + c.n + c.bits));
     const Results want = oracle(c, data, dtype, params);
     const auto up = [&](const Values& v, const Shape& shape, DType type) {
-      return strided ? upload_strided(v, shape, type) : upload(v, shape, type);
+      return strided ? upload_strided(v, shape, type) : upload(v, shape, type, offset);
     };
     const Shape groups{c.n, c.k / c.group};
     Tape tape(encoder());
@@ -173,10 +175,11 @@ TEST_P(QuantizedMatmul, EveryShape) {
   check({9, 0, 64}, DType::kF32);
 }
 
-TEST_P(QuantizedMatmul, StridedInputsAndScalesOfF32) {
+TEST_P(QuantizedMatmul, InputsAnywhereAndScalesOfF32) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (const bool wide : {false, true}) {
       check({3, 10, 128, 4}, dtype, wide, true);
+      check({3, 10, 128, 4}, dtype, wide, false, 1);
       check({36, 10, 128, 6}, dtype, wide, true);
     }
   }
