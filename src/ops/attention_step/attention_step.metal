@@ -327,7 +327,7 @@ constexpr std::int64_t kThreads = 128;
 constexpr std::int64_t kRows = 8;         // queries of a group
 constexpr std::int64_t kLeastKeys = 64;   // of a split
 constexpr std::int64_t kMostSplits = 64;  // two for a lane of the join
-constexpr std::int64_t kWanted = 128;     // groups that keep a chip busy
+constexpr std::int64_t kWanted = 64;      // groups that keep a chip busy
 constexpr std::int64_t kLeastSplits = 4;  // even out sequences of different lengths
 
 AttentionStepCut cut_of(const AttentionStepArgs& args) {

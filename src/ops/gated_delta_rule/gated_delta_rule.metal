@@ -15,7 +15,7 @@
 
 // ---- one token ----
 
-// A group has a value head of a sequence, a simdgroup four rows of its state at a time, each once in registers: bound by memory.
+// A group has a value head of a sequence, a simdgroup eight rows of its state at a time, each once in registers: bound by memory.
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(256)]] void gated_delta_rule_one(
     device const T* q [[buffer(0)]], device const T* k [[buffer(1)]],
@@ -24,7 +24,7 @@ template <typename T>
     device T* y [[buffer(6)]], device float* states [[buffer(7)]],
     constant GatedDeltaRuleArgs& args [[buffer(8)]], constant DeltaWalk& walk [[buffer(9)]],
     DELTA_PLACE) {
-  enum { kEach = 8, kRows = 4 };  // channels of a lane, rows of a simdgroup
+  enum { kEach = 8, kRows = 8 };  // channels of a lane, rows of a simdgroup
   const uint whole = group + first_group;
   const DeltaHead h = delta_head(args, mask, whole / uint(walk.slices));
   const uint dk = uint(args.key_dim), dv = uint(args.value_dim);
@@ -40,13 +40,14 @@ template <typename T>
   device const T* from_k = k + h.sequence * args.k[0] + h.key_head * args.k[2];
   device const T* from_v = v + h.sequence * args.v[0] + h.head * args.v[2];
   float queries[kEach], keys[kEach], g[kEach];
+  const float common = args.per_channel == 0 && !off ? delta_decay(args, in, h.pair, 0) : 1.0f;
   float qq = 0, kk = 0, kq = 0;
   for (uint l = 0; l < kEach; ++l) {
     const uint j = fours ? l / 4 * 128 + lane * 4 + l % 4 : l * 32 + lane;
     const bool real = j < dk && !off;
     queries[l] = real ? widen(from_q[j]) : 0.0f;
     keys[l] = real ? widen(from_k[j]) : 0.0f;
-    g[l] = real ? delta_decay(args, in, h.pair, j) : 1.0f;
+    g[l] = real && args.per_channel != 0 ? delta_decay(args, in, h.pair, j) : common;
     qq = fma(queries[l], queries[l], qq);
     kk = fma(keys[l], keys[l], kk);
     kq = fma(keys[l], queries[l], kq);
@@ -57,6 +58,7 @@ template <typename T>
     fk /= sqrt(simd_sum(kk) + args.eps);
   }
   kq = simd_sum(kq);
+  const float strength = beta[h.pair];
   for (uint n = 0; n < kRows; ++n) {
     const uint i = first + n;
     const bool is_in = i < dv && !off;  // the same for the whole simdgroup
@@ -81,7 +83,7 @@ template <typename T>
     }
     say_q = simd_sum(say_q);
     say_k = simd_sum(say_k);
-    const float u = is_in ? beta[h.pair] * (widen(from_v[i]) - say_k * fk) : 0.0f;
+    const float u = is_in ? strength * (widen(from_v[i]) - say_k * fk) : 0.0f;
     for (uint l = 0; l < kEach; l += 4) {
       float4 four;
       for (uint m = 0; m < 4; ++m) four[m] = fma(u, keys[l + m] * fk, s[l + m]);
@@ -128,7 +130,7 @@ using metal::Launch;
 
 constexpr std::int64_t kThreads = 256;
 constexpr std::int64_t kMostSimds = 8;  // of a group, each with 8 value channels
-constexpr std::int64_t kStepRows = 4;   // of a state, which a simdgroup has in a step
+constexpr std::int64_t kStepRows = 8;   // of a state, which a simdgroup has in a step
 
 constexpr const char* kForward[] = {"gated_delta_rule_fwd64", "gated_delta_rule_fwd128",
                                     "gated_delta_rule_fwd256"};
