@@ -172,7 +172,7 @@ TEST_P(Scatter, MatchesOracleForEveryShape) {
     check({0, 4}, 2, 1, dtype);
     check({2, 40, 1500}, 3, 1, dtype);  // several tiles of columns
     check({3000, 12}, 5, 1, dtype);     // several tasks of rows
-    check({1, 50}, 40000, 1, dtype);
+    check({1, 50}, scaled(40000), 1, dtype);
   }
 }
 

@@ -140,14 +140,14 @@ TEST_P(Take, EmptyExtents) {
 
 // Rows past a mebibyte are cut, results past 4 MiB go past the cache; one row that all name.
 TEST_P(Take, LargeRowsAndManyOfThem) {
-  check({3, 300001}, {4}, 0, DType::kF32, {});
-  check({50, 515}, {3000}, 0, DType::kF32, {});
-  check({50, 515}, {3000}, 0, DType::kBF16, {DType::kI32, false, 3});
-  check({1, 70}, {5000}, 0, DType::kF32, {});
-  check({2, 3, 1}, {9000}, 1, DType::kBF16, {});
-  check({200000}, {5000}, 0, DType::kF32,
+  check({3, scaled(300001)}, {4}, 0, DType::kF32, {});
+  check({50, 515}, {scaled(3000)}, 0, DType::kF32, {});
+  check({50, 515}, {scaled(3000)}, 0, DType::kBF16, {DType::kI32, false, 3});
+  check({1, 70}, {scaled(5000)}, 0, DType::kF32, {});
+  check({2, 3, 1}, {scaled(9000)}, 1, DType::kBF16, {});
+  check({200000}, {scaled(5000)}, 0, DType::kF32,
         {});  // single elements, too many to look at all indices for each
-  check({100000}, {5000}, 0, DType::kF32, {});
+  check({scaled(100000)}, {5000}, 0, DType::kF32, {});
 }
 
 TEST_P(Take, StridedRowsAreReadInPlace) {
