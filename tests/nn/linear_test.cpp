@@ -13,6 +13,16 @@
 namespace mlxtape::test {
 namespace {
 
+// m [from, to] transposed.
+Values turned(const Values& m, std::int64_t from, std::int64_t to) {
+  Values result;
+  for (std::int64_t j = 0; j < to; ++j) {
+    for (std::int64_t i = 0; i < from; ++i)
+      result.push_back(m[static_cast<std::size_t>(i * to + j)]);
+  }
+  return result;
+}
+
 // x·wᵀ + bias + scale·(x·a)·b.
 Block with_adapter(std::int64_t rows, std::int64_t in, std::int64_t out, std::int64_t rank) {
   constexpr float kScale = 2.5F;
@@ -26,15 +36,6 @@ Block with_adapter(std::int64_t rows, std::int64_t in, std::int64_t out, std::in
               {{rows, 1, out}},
               {},
               {}};
-  const auto turned = [](const Values& m, std::int64_t from, std::int64_t to) {
-    Values result;
-    for (std::int64_t j = 0; j < to; ++j) {
-      for (std::int64_t i = 0; i < from; ++i) {
-        result.push_back(m[static_cast<std::size_t>(i * to + j)]);
-      }
-    }
-    return result;
-  };
   block.in_double = [=](const Arrays& v, const Blur& blur) {
     Values y = product(v[0], v[1], rows, in, out, blur);
     const Values seen = product(v[0], turned(v[3], in, rank), rows, in, rank, blur);
@@ -128,15 +129,6 @@ Block several(std::int64_t rows, std::int64_t in, const std::vector<std::int64_t
     block.outputs.push_back({rows, outs[i]});
   }
   block.inputs.push_back({"bias of the first", {outs[0]}});
-  const auto turned = [](const Values& m, std::int64_t from, std::int64_t to) {
-    Values result;
-    for (std::int64_t j = 0; j < to; ++j) {
-      for (std::int64_t i = 0; i < from; ++i) {
-        result.push_back(m[static_cast<std::size_t>(i * to + j)]);
-      }
-    }
-    return result;
-  };
   block.in_double = [=](const Arrays& v, const Blur& blur) {
     Values w0;
     for (std::int64_t n = 0; n < outs[0]; ++n) {

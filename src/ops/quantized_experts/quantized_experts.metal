@@ -1,7 +1,7 @@
 // Metal kernels of quantized_experts (formula: mlxtape/ops/experts.h and quantize.h), for few pairs.
 //
 // Each pair's products are made by themselves: a simdgroup has four rows of its expert's weights and goes along them
-// (backends/metal/device/packed.h), so there are enough reads under way for one token; two simdgroups a group, about 60
+// (backends/metal/device/quantized.h), so there are enough reads under way for one token; two simdgroups a group, about 60
 // registers. Bound by reading the codes; pairs of one expert find them in the cache. What lies between the products is left in
 // f32: the activations, and what each pair brings to y, by kernels with a thread for each number, 256 a group.
 #include "quantized_experts_args.h"
@@ -16,7 +16,7 @@ struct QuantizedExpertsProduct {
 #ifdef __METAL_VERSION__
 
 #include "backends/metal/device/exp.h"
-#include "backends/metal/device/packed.h"
+#include "backends/metal/device/quantized.h"
 
 using namespace mlxtape::ops;
 
@@ -39,17 +39,17 @@ template <typename T, typename X, int kBits>
   const long pairs = args.tokens * args.chosen;
   const long expert = pair < pairs ? long(indices[pair]) : args.experts;
   if (expert < args.experts) {  // alike for a simdgroup
-    Packed w;
+    Quantized w;
     w.codes = codes;
     w.scales = scales;
     w.biases = biases;
     w.k = uint(product.k);
     w.group_shift = product.form.group == 32 ? 5 : product.form.group == 64 ? 6 : 7;
     w.wide = product.form.wide != 0;
-    PackedSums<kRows, 1> sums;
-    packed_products<T, kBits>(w, expert * n + first, (expert + 1) * n,
+    QuantizedSums<kRows, 1> sums;
+    quantized_products<T, kBits>(w, expert * n + first, (expert + 1) * n,
                               x + pair / product.per * product.k, 0, 1, packs, lane, sums);
-    const float mine = packed_sum(sums, lane);
+    const float mine = quantized_sum(sums, lane);
     // Rows are outputs of one weight and inputs of another, whole groups of 32: there are always four.
     if (lane < uint(kRows)) out[pair * n + first + lane] = mine;
   }

@@ -1,14 +1,14 @@
 // Metal kernels of quantized_matmul (formula: mlxtape/ops/quantized_matmul.h).
 //
 // Up to 8 rows of x: a simdgroup has four rows of the weights, and its lanes go along them, 16 or 32 codes at a time
-// (backends/metal/device/packed.h). Two simdgroups a group, which do not meet; with 8 rows of x 32 sums, 32 codes as floats and
+// (backends/metal/device/quantized.h). Two simdgroups a group, which do not meet; with 8 rows of x 32 sums, 32 codes as floats and
 // 16 words of codes a thread, about 100 registers. Bound by reading the codes for one row of x; with 8 by arithmetic. More
 // rows, and gradients, are products with weights that the host has dequantised.
 #include "quantized_matmul_args.h"
 
 #ifdef __METAL_VERSION__
 
-#include "backends/metal/device/packed.h"
+#include "backends/metal/device/quantized.h"
 
 using namespace mlxtape::ops;
 
@@ -23,16 +23,16 @@ template <typename T, int kBits, int kFew>
     uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]) {
   enum { kRows = 4 };
   const long first = ((long(group) + first_group) * 2 + simd) * kRows;
-  Packed w;
+  Quantized w;
   w.codes = codes;
   w.scales = scales;
   w.biases = biases;
   w.k = uint(args.k);
   w.group_shift = args.group == 32 ? 5 : args.group == 64 ? 6 : 7;
   w.wide = args.wide != 0;
-  PackedSums<kRows, kFew> sums;
-  packed_products<T, kBits>(w, first, args.n, x, args.k, uint(args.m), packs, lane, sums);
-  const float mine = packed_sum(sums, lane);
+  QuantizedSums<kRows, kFew> sums;
+  quantized_products<T, kBits>(w, first, args.n, x, args.k, uint(args.m), packs, lane, sums);
+  const float mine = quantized_sum(sums, lane);
   const long row = first + lane / kFew;
   const uint m = lane % kFew;
   if (lane < uint(kRows * kFew) && row < args.n && m < args.m) {

@@ -16,7 +16,7 @@
 #ifdef __METAL_VERSION__
 
 #include "backends/metal/device/index.h"
-#include "backends/metal/device/named_places.h"
+#include "backends/metal/device/places.h"
 #include "backends/metal/device/vectors.h"
 
 constant uint from_type
@@ -38,7 +38,7 @@ constant bool numbers [[function_constant(3)]];    // different keys are counted
     constant SumRowsPlacesArgs& args [[buffer(2)]], SUM_ROWS_PLACE) {
   const long i = (long(group) + first_group) * 256 + index;
   if (i >= args.count) return;
-  const ulong p = place_named(indices, from_type, i, args.rows);
+  const ulong p = place_of(indices, from_type, i, args.rows);
   places[i] = p < ulong(args.rows) ? int(p) : kSumRowsNowhere;
 }
 

@@ -23,7 +23,7 @@ struct TakeAlongAxisPieces {
 #ifdef __METAL_VERSION__
 
 #include "backends/metal/device/index.h"
-#include "backends/metal/device/named_places.h"
+#include "backends/metal/device/places.h"
 #include "backends/metal/device/partials.h"
 
 constant uint index_type [[function_constant(0)]];
@@ -50,7 +50,7 @@ template <typename T>
     from += p * args.x[d];
     at += p * args.index[d];
   }
-  const ulong place = place_named(indices, index_type, at, args.length);
+  const ulong place = place_of(indices, index_type, at, args.length);
   T v = T(0);
   if (place < ulong(args.length)) v = x[from + long(place) * args.axis_stride];
   y[i] = v;
@@ -117,7 +117,7 @@ constant uint kNowhere = 0xffffffffu;
 // The column of a piece that the index at a place names, or kNowhere.
 inline uint column_named(constant TakeAlongAxisBackwardArgs& args, Piece piece,
                          device const uchar* indices, long at) {
-  const ulong place = place_named(indices, index_type, at, args.length);
+  const ulong place = place_of(indices, index_type, at, args.length);
   const ulong c = place - ulong(piece.low);
   return place < ulong(args.length) && c < piece.cols ? uint(c) : kNowhere;
 }

@@ -1,34 +1,23 @@
-// Indices of any integer type as places along an axis.
+// Places that indices of any integer type name.
 #pragma once
+
+#include "backends/metal/device/types.h"
 
 #include <metal_stdlib>
 using namespace metal;
 
-// The numbers of DType, by which kernels learn an index's type.
-enum IndexType {
-  kIndexU8 = 1,
-  kIndexU16,
-  kIndexU32,
-  kIndexU64,
-  kIndexI8,
-  kIndexI16,
-  kIndexI32,
-  kIndexI64
-};
-
-// The place that index i names, counted from the end where it is negative; not in [0, length) when it names none, whatever
-// the index.
-inline ulong place_of(device const uchar* indices, int type, long i, long length) {
-  long index = 0;
+// The place that index i names among length; not below length where it names none. Negative ones count from the end.
+inline ulong place_of(device const uchar* indices, uint type, long i, long length) {
+  long v = 0;
   switch (type) {
-    case kIndexU8: return indices[i];
-    case kIndexU16: return ((device const ushort*)indices)[i];
-    case kIndexU32: return ((device const uint*)indices)[i];
-    case kIndexU64: return ((device const ulong*)indices)[i];
-    case kIndexI8: index = ((device const char*)indices)[i]; break;
-    case kIndexI16: index = ((device const short*)indices)[i]; break;
-    case kIndexI32: index = ((device const int*)indices)[i]; break;
-    default: index = ((device const long*)indices)[i]; break;
+    case kStoredU8: return indices[i];
+    case kStoredU16: return ((device const ushort*)indices)[i];
+    case kStoredU32: return ((device const uint*)indices)[i];
+    case kStoredU64: return ((device const ulong*)indices)[i];
+    case kStoredI8: v = ((device const int8_t*)indices)[i]; break;
+    case kStoredI16: v = ((device const short*)indices)[i]; break;
+    case kStoredI32: v = ((device const int*)indices)[i]; break;
+    default: v = ((device const long*)indices)[i]; break;
   }
-  return ulong(index < 0 ? index + length : index);
+  return ulong(v < 0 ? v + length : v);
 }

@@ -7,7 +7,7 @@
 
 // The codes that a lane takes at a time, which are whole words.
 template <int kBits>
-struct PackedCodes {
+struct QuantizedCodes {
   enum { kCount = kBits % 2 == 0 ? 16 : 32, kWords = kCount * kBits / 32 };
   uint word[kWords];
 };
@@ -15,7 +15,7 @@ struct PackedCodes {
 // Code i, which must be known when this is compiled. Conversions of integers are slow: the code becomes the lowest bits of
 // 2^23 + q, which is exact.
 template <int kBits>
-inline float packed_code(thread const PackedCodes<kBits>& codes, int i) {
+inline float quantized_code(thread const QuantizedCodes<kBits>& codes, int i) {
   enum { kMask = (1 << kBits) - 1 };
   const int bit = i * kBits, first = bit / 32, at = bit % 32;
   uint low = codes.word[first] >> at;
@@ -24,7 +24,7 @@ inline float packed_code(thread const PackedCodes<kBits>& codes, int i) {
 }
 
 // Weights as they are stored: codes [rows, k·bits/32], scales and biases [rows, k/group], of type T or f32.
-struct Packed {
+struct Quantized {
   device const uint* codes;
   device const uchar* scales;
   device const uchar* biases;
@@ -32,7 +32,7 @@ struct Packed {
   bool wide;  // scales and biases are f32
 };
 template <typename T>
-inline float packed_param(device const uchar* p, bool wide, long i) {
+inline float quantized_param(device const uchar* p, bool wide, long i) {
   return wide ? ((device const float*)p)[i] : widen(((device const T*)p)[i]);
 }
 
@@ -48,35 +48,35 @@ inline void load_eight(device const X* p, bool packs, thread float* v) {
 
 // Sums of kRows rows of weights by kFew rows of x.
 template <int kRows, int kFew>
-struct PackedSums {
+struct QuantizedSums {
   float v[kRows][kFew];
 };
 
 // This lane's part of the products of rows [first, first + kRows) with those of x, step apart. Rows from `rows` on are done as
 // the last one, rows of x from `few` on as the first one.
 template <typename T, int kBits, typename X, int kRows, int kFew>
-inline void packed_products(thread const Packed& w, long first, long rows, device const X* x,
+inline void quantized_products(thread const Quantized& w, long first, long rows, device const X* x,
                             long step, uint few, bool packs, uint lane,
-                            thread PackedSums<kRows, kFew>& sums) {
-  enum { kCount = PackedCodes<kBits>::kCount, kWords = PackedCodes<kBits>::kWords };
+                            thread QuantizedSums<kRows, kFew>& sums) {
+  enum { kCount = QuantizedCodes<kBits>::kCount, kWords = QuantizedCodes<kBits>::kWords };
   for (int r = 0; r < kRows; ++r) {
     for (int m = 0; m < kFew; ++m) sums.v[r][m] = 0;
   }
   for (uint k = lane * kCount; k < w.k; k += 32 * kCount) {
-    PackedCodes<kBits> codes[kRows];
+    QuantizedCodes<kBits> codes[kRows];
     float s[kRows], b[kRows];
     for (int r = 0; r < kRows; ++r) {
       const long row = min(first + r, rows - 1);
       device const uint* from = w.codes + row * (w.k / 32 * kBits) + k / 8 * kBits / 4;
       for (int i = 0; i < kWords; ++i) codes[r].word[i] = from[i];
       const long group = row * (w.k >> w.group_shift) + (k >> w.group_shift);
-      s[r] = packed_param<T>(w.scales, w.wide, group);
-      b[r] = packed_param<T>(w.biases, w.wide, group);
+      s[r] = quantized_param<T>(w.scales, w.wide, group);
+      b[r] = quantized_param<T>(w.biases, w.wide, group);
     }
     for (int from = 0; from < kCount; from += 8) {
       float q[kRows][8];
       for (int r = 0; r < kRows; ++r) {
-        for (int i = 0; i < 8; ++i) q[r][i] = packed_code(codes[r], from + i);
+        for (int i = 0; i < 8; ++i) q[r][i] = quantized_code(codes[r], from + i);
       }
       for (int m = 0; m < kFew; ++m) {
         float v[8];
@@ -95,7 +95,7 @@ inline void packed_products(thread const Packed& w, long first, long rows, devic
 
 // The sums of all lanes: lane r·kFew + m gets that of row r with row m of x.
 template <int kRows, int kFew>
-inline float packed_sum(thread const PackedSums<kRows, kFew>& sums, uint lane) {
+inline float quantized_sum(thread const QuantizedSums<kRows, kFew>& sums, uint lane) {
   float mine = 0;
   for (int r = 0; r < kRows; ++r) {
     for (int m = 0; m < kFew; ++m) {
