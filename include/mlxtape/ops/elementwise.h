@@ -14,7 +14,7 @@
 //            multiply, divide (da) the other operand; where the condition; the rest their inputs.
 // Types      f32, f16, bf16: all. bool, i32, u32, i64: add, subtract, multiply, maximum, minimum,
 //            comparisons; integers wrap around, sums of bools are true where not 0. where: all types. cast:
-//            between all, on CUDA but f64; floats drop their fraction, clamped to the integer's range. Two
+//            between all, on a GPU but f64; floats drop their fraction, clamped to the integer's range. Two
 //            types meet in promote() of them; a number takes the tensor's type, for integers it must be
 //            whole. Logical functions take what is not 0 as true.
 // Cost       each element of each operand is read once, of the result written once; backward likewise, with
