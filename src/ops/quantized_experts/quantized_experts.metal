@@ -48,7 +48,7 @@ template <typename T, typename X, int kBits>
     w.wide = product.form.wide != 0;
     QuantizedSums<kRows, 1> sums;
     quantized_products<T, kBits>(w, expert * n + first, (expert + 1) * n,
-                              x + pair / product.per * product.k, 0, 1, packs, lane, sums);
+                                 x + pair / product.per * product.k, 0, 1, packs, lane, sums);
     const float mine = quantized_sum(sums, lane);
     // Rows are outputs of one weight and inputs of another, whole groups of 32: there are always four.
     if (lane < uint(kRows)) out[pair * n + first + lane] = mine;

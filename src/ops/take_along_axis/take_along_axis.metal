@@ -23,8 +23,8 @@ struct TakeAlongAxisPieces {
 #ifdef __METAL_VERSION__
 
 #include "backends/metal/device/index.h"
-#include "backends/metal/device/places.h"
 #include "backends/metal/device/partials.h"
+#include "backends/metal/device/places.h"
 
 constant uint index_type [[function_constant(0)]];
 constant bool by_width [[function_constant(1)]];

@@ -56,8 +56,8 @@ struct QuantizedSums {
 // the last one, rows of x from `few` on as the first one.
 template <typename T, int kBits, typename X, int kRows, int kFew>
 inline void quantized_products(thread const Quantized& w, long first, long rows, device const X* x,
-                            long step, uint few, bool packs, uint lane,
-                            thread QuantizedSums<kRows, kFew>& sums) {
+                               long step, uint few, bool packs, uint lane,
+                               thread QuantizedSums<kRows, kFew>& sums) {
   enum { kCount = QuantizedCodes<kBits>::kCount, kWords = QuantizedCodes<kBits>::kWords };
   for (int r = 0; r < kRows; ++r) {
     for (int m = 0; m < kFew; ++m) sums.v[r][m] = 0;
